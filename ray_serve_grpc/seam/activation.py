@@ -1,0 +1,109 @@
+"""Decides whether a patch goes on, applies it, and remembers what became of it.
+
+A process that cannot use the plugin stays on Ray's own transport: that is a decision per
+part, it is logged once per cause, and it never breaks an import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from importlib import import_module, metadata
+from types import ModuleType
+
+from ray_serve_grpc import config
+from ray_serve_grpc.seam import hook
+
+logger = logging.getLogger(config.LOGGER_NAME)
+
+ACTIVE = ""
+SWITCHED_OFF = "switched off by RAY_SERVE_GRPC_NATIVE=0"
+TLS = "RAY_USE_TLS is on, which the plugin does not serve yet"
+
+#: part -> why it stays Ray's own, or ACTIVE
+outcomes: dict[str, str] = {}
+#: part -> which form of the seam fitted
+forms: dict[str, str] = {}
+
+_reported: set[str] = set()
+
+
+def install() -> None:
+    """Arms the hook, and patches what of Ray has been imported already.
+
+    Raises:
+        InvalidSetting: a setting has a value that is not allowed.
+    """
+    config.settings()
+    hook.arm()
+    for name, part in hook.TARGETS.items():
+        module = sys.modules.get(name)
+        if module is not None and outcomes.get(part) != ACTIVE:
+            apply(part, module)
+
+
+def apply(part: str, module: ModuleType) -> None:
+    """Puts one patch on a module of Ray; on any trouble the module stays as it is."""
+    try:
+        settings = config.settings()
+        if not settings.native:
+            outcomes[part] = SWITCHED_OFF
+            return
+        logger.setLevel(settings.log_level)
+        import_module("ray_serve_grpc._native")
+        forms[part] = import_module(f"{__package__}.{part}_patch").apply(module)
+        outcomes[part] = ACTIVE
+    except config.InvalidSetting as error:
+        stay(part, str(error))
+    except ImportError as error:
+        stay(part, f"the native module cannot be loaded: {error}")
+    except Exception as error:
+        stay(part, f"{error}" if type(error).__name__ == "Mismatch" else repr(error))
+
+
+def stay(part: str, reason: str) -> None:
+    """Remembers that `part` is Ray's own from here on, and warns of it, once per cause."""
+    outcomes[part] = reason
+    warn(f"by-value calls stay on Ray's own transport ({part}): {reason}", cause=reason)
+
+
+def warn(text: str, *, cause: str) -> None:
+    if cause not in _reported:
+        _reported.add(cause)
+        logger.warning("ray_serve_grpc: %s", text)
+
+
+def tls_enabled() -> bool:
+    """Whether Ray would encrypt the replicas' port, read the way Ray reads it."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
+
+
+def report() -> tuple[bool, str]:
+    """(active, reason): whether by-value calls from this process take the plugin's transport, and why not."""
+    client = outcomes.get("client")
+    if client is None:
+        try:
+            native = config.settings().native
+        except config.InvalidSetting as error:
+            return False, str(error)
+        if not native:
+            return False, SWITCHED_OFF
+        if hook.armed():
+            return False, "waits for ray.serve to be imported"
+        return False, "not installed in this process: call ray_serve_grpc.install()"
+    if client == ACTIVE and tls_enabled():
+        return False, TLS
+    others = [f"{part}: {reason}" for part, reason in outcomes.items() if reason != ACTIVE and part != "client"]
+    return client == ACTIVE, client or "; ".join(others)
+
+
+def ray_version() -> str | None:
+    ray = sys.modules.get("ray")
+    version = getattr(ray, "__version__", None)
+    if version is None:
+        try:
+            version = metadata.version("ray")
+        except metadata.PackageNotFoundError:
+            return None
+    return str(version)
