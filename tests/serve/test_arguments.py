@@ -89,7 +89,8 @@ class Composer:
 
 
 def stages() -> Any:
-    return Composer.bind(*[Stage.options(name=f"Stage{number}").bind() for number in (1, 2, 3)])
+    stage = Stage.bind()
+    return Composer.bind(stage, stage, stage)
 
 
 @same_as_actor(expect=[[10, 20, 40], [40, 20, 10]])
@@ -108,7 +109,7 @@ def test_a_response_is_resolved_as_positional_and_as_keyword_argument(cluster: C
     return cluster.app(stages).as_keyword.remote().result(timeout_s=20)
 
 
-@same_as_actor()
+@same_as_actor(stock=False)  # Ray's own gRPC path drops the RayTaskError part of the class
 def test_a_failed_source_fails_the_calls_it_feeds(cluster: Cluster) -> Any:
     return cluster.app(stages).failed_source.remote().result(timeout_s=20)
 
@@ -128,8 +129,8 @@ def test_a_response_inside_a_container_is_refused_with_the_way_out(cluster: Clus
 
 @same_as_actor(expect=[12, "int", "int"])
 def test_the_driver_passes_responses_on(cluster: Cluster) -> Any:
-    stage = cluster.handle("Stage1", stages)
-    other = cluster.handle("Stage2", stages)
+    stage = cluster.handle("Stage", stages)
+    other = cluster.handle("Stage", stages)
     responses = [
         other.double.remote(stage.double.remote(3)),
         other.kind.remote(stage.double.remote(3)),
@@ -142,7 +143,7 @@ def test_the_driver_passes_responses_on(cluster: Cluster) -> Any:
 def test_an_object_reference_is_resolved_to_its_value(cluster: Cluster) -> Any:
     import numpy
 
-    stage = cluster.handle("Stage1", stages)
+    stage = cluster.handle("Stage", stages)
     responses = [
         stage.kind.remote(ray.put(21)),
         stage.double.remote(ray.put(21)),
@@ -154,7 +155,7 @@ def test_an_object_reference_is_resolved_to_its_value(cluster: Cluster) -> Any:
 
 @same_as_actor(expect=["dict", 300_000])
 def test_a_nested_object_reference_stays_a_usable_reference(cluster: Cluster) -> Any:
-    stage = cluster.handle("Stage1", stages)
+    stage = cluster.handle("Stage", stages)
     holder = {"reference": ray.put(b"n" * 300_000)}
     return [stage.kind.remote(holder).result(timeout_s=20), len(stage.fetch.remote(holder).result(timeout_s=20))]
 
@@ -170,7 +171,7 @@ def test_a_reference_to_a_failed_task_fails_the_call(cluster: Cluster) -> Any:
     def broken() -> None:
         raise RuntimeError("the first stage failed")
 
-    stage = cluster.handle("Stage1", stages)
+    stage = cluster.handle("Stage", stages)
     described = outcome(
         lambda: stage.kind.remote(broken.remote()).result(timeout_s=20), contains=("the first stage failed",)
     )
@@ -188,7 +189,7 @@ def test_a_task_result_can_be_an_argument_before_it_is_ready(cluster: Cluster) -
         passage_sync(gate)
         return 3
 
-    stage = cluster.handle("Stage1", stages)
+    stage = cluster.handle("Stage", stages)
     reference = slow.remote()
     responses = [stage.double.remote(reference), stage.double.remote(reference)]
     cluster.board.open(gate)
@@ -202,7 +203,7 @@ def test_arguments_are_copies(cluster: Cluster) -> Any:
     def mutations() -> Any:
         return [1, 2]
 
-    stage = cluster.handle("Stage1", stages)
+    stage = cluster.handle("Stage", stages)
     mine = mutations()
     returned = stage.double.remote(mine).result(timeout_s=20)
     returned.append(3)

@@ -41,7 +41,7 @@ class Inner:
     async def model(self) -> Any:
         return [await self.load(serve.get_multiplexed_model_id()), serve.get_multiplexed_model_id()]
 
-    def deployment_name(self) -> Any:
+    def replica_context(self) -> Any:
         context = serve.get_replica_context()
         return [context.deployment, context.app_name, context.replica_id.deployment_id.name]
 
@@ -132,7 +132,7 @@ def test_a_stream_sees_its_context_at_every_item(cluster: Cluster) -> Any:
 
 @same_as_actor(expect=["Inner", "test-request-context-contexts", "Inner"])
 def test_the_replica_context_is_there(cluster: Cluster) -> Any:
-    return cluster.handle("Inner", contexts).deployment_name.remote().result(timeout_s=20)
+    return cluster.handle("Inner", contexts).replica_context.remote().result(timeout_s=20)
 
 
 @same_as_actor(expect=["loaded m1", "loaded m2", "loaded m3", "loaded m4", "loaded m1"])

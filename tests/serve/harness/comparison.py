@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from harness import transports
 
 _NOTHING = object()
@@ -43,6 +44,8 @@ def same_as_actor(
                 or (name == transports.ACTOR and not native_only)
                 or (name == transports.STOCK and stock and not native_only)
             ]
+            if not names:
+                pytest.skip(f"not a test of {', '.join(selected)}")
             outcomes = pool.run(
                 names, scenario.__module__, scenario.__qualname__, parameters, timeout=timeout, extra=extra
             )
