@@ -68,9 +68,7 @@ def _version() -> str:
     try:
         return metadata.version("ray_serve_grpc")
     except metadata.PackageNotFoundError:  # run from a source tree
-        from ray_serve_grpc import _native
-
-        return _native.__version__
+        return "unknown"
 
 
 def __getattr__(name: str) -> Any:

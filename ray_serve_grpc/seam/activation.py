@@ -14,12 +14,21 @@ from types import ModuleType
 
 from ray_serve_grpc import config
 from ray_serve_grpc.seam import hook
+from ray_serve_grpc.seam.probe import Mismatch
 
 logger = logging.getLogger(config.LOGGER_NAME)
 
 ACTIVE = ""
 SWITCHED_OFF = "switched off by RAY_SERVE_GRPC_NATIVE=0"
 TLS = "RAY_USE_TLS is on, which the plugin does not serve yet"
+
+#: part -> what it means when its patch does not fit this Ray
+CONSEQUENCES = {
+    "client": "by-value calls from this process take Ray's own transport",
+    "constants": "Ray's own message limits stay as they are",
+    "handle": "by-value responses give no object references",
+    "replica": "replicas in this process serve with Ray's own transport",
+}
 
 #: part -> why it stays Ray's own, or ACTIVE
 outcomes: dict[str, str] = {}
@@ -47,25 +56,31 @@ def apply(part: str, module: ModuleType) -> None:
     """Puts one patch on a module of Ray; on any trouble the module stays as it is."""
     try:
         settings = config.settings()
-        if not settings.native:
-            outcomes[part] = SWITCHED_OFF
-            return
-        logger.setLevel(settings.log_level)
-        import_module("ray_serve_grpc._native")
-        forms[part] = import_module(f"{__package__}.{part}_patch").apply(module)
-        outcomes[part] = ACTIVE
+        if settings.native:
+            import_module("ray_serve_grpc._native")
     except config.InvalidSetting as error:
         stay(part, str(error))
+        return
     except ImportError as error:
         stay(part, f"the native module cannot be loaded: {error}")
+        return
+    if not settings.native:
+        outcomes[part] = SWITCHED_OFF
+        return
+    logger.setLevel(settings.log_level)
+    try:
+        forms[part] = import_module(f"{__package__}.{part}_patch").apply(module)
+        outcomes[part] = ACTIVE
+    except Mismatch as error:
+        stay(part, str(error), CONSEQUENCES[part])
     except Exception as error:
-        stay(part, f"{error}" if type(error).__name__ == "Mismatch" else repr(error))
+        stay(part, repr(error), CONSEQUENCES[part])
 
 
-def stay(part: str, reason: str) -> None:
+def stay(part: str, reason: str, consequence: str = "this process stays on Ray's own transport") -> None:
     """Remembers that `part` is Ray's own from here on, and warns of it, once per cause."""
     outcomes[part] = reason
-    warn(f"by-value calls stay on Ray's own transport ({part}): {reason}", cause=reason)
+    warn(f"{consequence}: {reason}", cause=reason)
 
 
 def warn(text: str, *, cause: str) -> None:
