@@ -8,9 +8,12 @@ Where `.pth` files do not run, importing this package arms the hook.
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ray_serve_grpc.seam import hook as _hook
+
+TYPE_CHECKING = False  # every interpreter of the environment imports this file; typing is heavy
+if TYPE_CHECKING:
+    from typing import Any
 
 __all__ = ["__version__", "install", "status"]
 

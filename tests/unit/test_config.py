@@ -6,6 +6,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+
 from ray_serve_grpc import config
 from ray_serve_grpc.config import InvalidSetting, Settings
 

@@ -7,6 +7,7 @@ import sys
 from types import ModuleType
 
 import pytest
+
 import ray_serve_grpc
 from ray_serve_grpc import config
 from ray_serve_grpc.config import Settings
@@ -20,9 +21,10 @@ def fresh_state(monkeypatch):
     for name, empty in (("outcomes", {}), ("forms", {}), ("_reported", set())):
         monkeypatch.setattr(activation, name, empty)
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    config.settings.cache_clear()
+    forget = config.settings.cache_clear
+    forget()
     yield
-    config.settings.cache_clear()
+    forget()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import sys
 from types import ModuleType
 
 import pytest
+
 import ray_serve_grpc
 from ray_serve_grpc.config import InvalidSetting
 from ray_serve_grpc.seam import activation, hook

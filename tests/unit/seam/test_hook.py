@@ -8,6 +8,7 @@ import sys
 from importlib.machinery import SourceFileLoader
 
 import pytest
+
 from ray_serve_grpc.seam import hook
 from ray_serve_grpc.seam.hook import Hook
 

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
+
 from ray_serve_grpc.seam.metadata import STRINGS, MetadataCodec
 from ray_serve_grpc.seam.probe import Mismatch
 
@@ -75,9 +76,11 @@ def test_how_the_callers_router_runs_is_not_sent():
 def test_fields_the_receiver_does_not_know_are_dropped():
     older = make_dataclass(
         "Older",
-        [("request_id", str), ("internal_request_id", str)]
-        + [("call_method", str, "__call__"), ("route", str, ""), ("app_name", str, "")]
-        + [("is_streaming", bool, False), ("_by_reference", bool, True)],
+        [
+            *(("request_id", str), ("internal_request_id", str)),
+            *(("call_method", str, "__call__"), ("route", str, ""), ("app_name", str, "")),
+            *(("is_streaming", bool, False), ("_by_reference", bool, True)),
+        ],
     )
     got = round_trip(Metadata("a", "b", route="/r", session_id="s", _token="t", _by_reference=False), older)
     assert got.__dict__ == older("a", "b", route="/r", _by_reference=False).__dict__
@@ -86,8 +89,10 @@ def test_fields_the_receiver_does_not_know_are_dropped():
 def test_an_older_sender_leaves_the_receivers_defaults():
     older = make_dataclass(
         "Older",
-        [("request_id", str), ("internal_request_id", str), ("call_method", str, "__call__")]
-        + [("is_streaming", bool, False), ("_by_reference", bool, True)],
+        [
+            *(("request_id", str), ("internal_request_id", str), ("call_method", str, "__call__")),
+            *(("is_streaming", bool, False), ("_by_reference", bool, True)),
+        ],
     )
     assert round_trip(older("a", "b", _by_reference=False)) == Metadata("a", "b", _by_reference=False)
 

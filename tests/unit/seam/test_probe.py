@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+
 from ray_serve_grpc.seam import probe
 from ray_serve_grpc.seam.probe import Mismatch
 
