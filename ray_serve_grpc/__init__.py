@@ -5,8 +5,6 @@ the environment, and calls of handles with `_by_reference=False` take the native
 Where `.pth` files do not run, importing this package arms the hook.
 """
 
-from __future__ import annotations
-
 import os
 
 from ray_serve_grpc.seam import hook as _hook
@@ -36,7 +34,7 @@ def install() -> None:
     activation.install()
 
 
-def status() -> dict[str, Any]:
+def status() -> "dict[str, Any]":
     """What the plugin does in this process.
 
     Keys:
@@ -46,7 +44,9 @@ def status() -> dict[str, Any]:
         adapter: the form of Ray's seam that fitted, None before a patch went on.
         parts: patched part of Ray -> "active" or why it is Ray's own.
         lanes: lanes that calls may take, in the order they are tried.
-        calls: lane -> kind of call -> calls since the process started.
+        calls: lane -> kind of call -> calls made since the process started; lane "stock" is Ray's own
+            protocol, to a replica without the plugin.
+        served: the same for calls that came in.
     """
     from ray_serve_grpc import metrics
     from ray_serve_grpc.seam import activation
@@ -61,6 +61,7 @@ def status() -> dict[str, Any]:
         "parts": {part: outcome or "active" for part, outcome in activation.outcomes.items()},
         "lanes": metrics.lanes() if active else [],
         "calls": metrics.calls(),
+        "served": metrics.served(),
         "pid": os.getpid(),
     }
 
@@ -74,7 +75,7 @@ def _version() -> str:
         return "unknown"
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> str:
     if name == "__version__":
         return _version()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,9 +7,6 @@ from ray_serve_grpc import config
 #: lanes that the core has
 CARRIED = ("unix", "tcp")
 
-#: A counter of calls is named calls_<lane>_<kind>, such as calls_unix_unary.
-CALLS = "calls_"
-
 
 def lanes() -> list[str]:
     """Lanes that calls of this process may take, in the order they are tried."""
@@ -18,14 +15,24 @@ def lanes() -> list[str]:
 
 
 def calls() -> dict[str, dict[str, int]]:
-    """lane -> kind of call -> calls, of this process as caller and as replica; empty without a native core."""
+    """lane -> kind of call -> calls that this process made; empty without a native core."""
+    return counted("client_calls_")
+
+
+def served() -> dict[str, dict[str, int]]:
+    """lane -> kind of call -> calls that came to this process."""
+    return counted("server_calls_")
+
+
+def counted(prefix: str) -> dict[str, dict[str, int]]:
+    """The counters named <prefix><lane>_<kind>."""
     try:
         from ray_serve_grpc import _native
     except ImportError:
         return {}
-    counted: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for name, value in _native.statistics().items():
-        lane, separator, kind = name.removeprefix(CALLS).partition("_")
-        if name.startswith(CALLS) and separator:
-            counted.setdefault(lane, {})[kind] = value
-    return counted
+        lane, separator, kind = name.removeprefix(prefix).partition("_")
+        if name.startswith(prefix) and separator:
+            counts.setdefault(lane, {})[kind] = value
+    return counts

@@ -13,6 +13,7 @@ import itertools
 import logging
 import os
 import pickle
+import socket
 import stat
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
@@ -181,7 +182,7 @@ def replica_endpoints(replica_info: RunningReplicaInfo, actor_id: ray.ActorID) -
 
 def server_binding(actor_id: str) -> tuple[str, str | None]:
     """(address of this node, path of the Unix-domain socket or None) for the replica that runs here."""
-    host: str = importlib.import_module("ray.util").get_node_ip_address()
+    host = _host_to_bind(importlib.import_module("ray.util").get_node_ip_address())
     if "unix" not in config.settings().lanes:
         return host, None
     path = _socket_path(actor_id)
@@ -223,6 +224,18 @@ def server_authorization() -> str | None:
     if token is None:
         raise Mismatch("token authentication is on, but this process has no token")
     return token
+
+
+def _host_to_bind(node_ip: str) -> str:
+    """The node's address, or all of them, as Ray does it, where that one belongs to a gateway in front of the node."""
+    ipv6 = ":" in node_ip
+    with socket.socket(socket.AF_INET6 if ipv6 else socket.AF_INET) as trial:
+        try:
+            trial.bind((node_ip, 0))
+        except OSError as error:
+            logger.debug("%s cannot be bound (%s): all addresses", node_ip, error)
+            return "::" if ipv6 else "0.0.0.0"
+    return node_ip
 
 
 def _own_node_id() -> str | None:

@@ -32,7 +32,12 @@ def native(monkeypatch):
     """A native module that loads."""
     module = ModuleType("ray_serve_grpc._native")
     module.__version__ = "0.0.0"
-    module.statistics = lambda: {"calls_unix_unary": 2, "calls_tcp_streaming": 1, "bytes_sent": 7}
+    module.statistics = lambda: {
+        "client_calls_unix_unary": 2,
+        "client_calls_tcp_streaming": 1,
+        "server_calls_tcp_unary": 3,
+        "client_bytes_sent": 7,
+    }
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(ray_serve_grpc, "_native", module, raising=False)
     return module

@@ -21,7 +21,7 @@ class ActorID(SimpleNamespace):
 
 
 def info(**changes):
-    return SimpleNamespace(**{"node_id": "here", "node_ip": "10.0.0.1", "port": 5000} | changes)
+    return SimpleNamespace(**{"node_id": "here", "node_ip": "127.0.0.1", "port": 5000} | changes)
 
 
 @pytest.fixture
@@ -31,21 +31,21 @@ def session(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(adapter, "_session_folder", lambda: str(folder))
     monkeypatch.setattr(adapter, "_own_node_id", lambda: "here")
     util = ModuleType("ray.util")
-    util.get_node_ip_address = lambda: "10.0.0.1"
+    util.get_node_ip_address = lambda: "127.0.0.1"
     monkeypatch.setitem(sys.modules, "ray.util", util)
     return folder
 
 
 def test_on_one_node_the_socket_is_tried_first(session):
     path = session / "rsg" / "0123456789abcdef.sock"
-    assert adapter.replica_endpoints(info(), ActorID()) == [f"unix:{path}", "tcp:10.0.0.1:5000"]
-    assert adapter.server_binding(ACTOR) == ("10.0.0.1", str(path))
+    assert adapter.replica_endpoints(info(), ActorID()) == [f"unix:{path}", "tcp:127.0.0.1:5000"]
+    assert adapter.server_binding(ACTOR) == ("127.0.0.1", str(path))
 
 
 @pytest.mark.parametrize("node_id", ["there", None, ""])
 @pytest.mark.usefixtures("session")
 def test_other_nodes_are_reached_by_tcp(node_id):
-    assert adapter.replica_endpoints(info(node_id=node_id), ActorID()) == ["tcp:10.0.0.1:5000"]
+    assert adapter.replica_endpoints(info(node_id=node_id), ActorID()) == ["tcp:127.0.0.1:5000"]
 
 
 @pytest.mark.usefixtures("session")
@@ -55,17 +55,23 @@ def test_an_ipv6_host_stands_in_brackets():
 
 def test_the_lanes_of_the_settings_are_kept_to(session, settings):
     settings(lanes=("tcp",))
-    assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:10.0.0.1:5000"]
-    assert adapter.server_binding(ACTOR) == ("10.0.0.1", None)
+    assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
+    assert adapter.server_binding(ACTOR) == ("127.0.0.1", None)
     settings(lanes=("unix",))
     assert [e.partition(":")[0] for e in adapter.replica_endpoints(info(), ActorID())] == ["unix"]
     assert adapter.replica_endpoints(info(node_id="there"), ActorID()) == []
 
 
+@pytest.mark.parametrize(("node_ip", "host"), [("192.0.2.1", "0.0.0.0"), ("2001:db8::1", "::"), ("127.0.0.1",) * 2])
+def test_an_address_that_is_not_this_machines_is_bound_by_all_addresses(session, node_ip, host):
+    sys.modules["ray.util"].get_node_ip_address = lambda: node_ip
+    assert adapter.server_binding(ACTOR)[0] == host
+
+
 def test_a_path_too_long_for_a_socket_is_no_lane(session, monkeypatch):
     monkeypatch.setattr(adapter, "_session_folder", lambda: "/" + "x" * 90)
-    assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:10.0.0.1:5000"]
-    assert adapter.server_binding(ACTOR) == ("10.0.0.1", None)
+    assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
+    assert adapter.server_binding(ACTOR) == ("127.0.0.1", None)
     monkeypatch.setattr(adapter, "_session_folder", lambda: "/" + "x" * 80)
     [unix, _] = adapter.replica_endpoints(info(), ActorID())
     assert len(unix.removeprefix("unix:")) == adapter.LONGEST_SOCKET_PATH
