@@ -53,7 +53,7 @@ def selecting(original: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 wrapper = self._grpc_replica_wrapper = opened(self)
             except Exception as error:
-                activation.warn(f"calls to {replica_name(self)} take Ray's own transport: {error!r}", cause=repr(error))
+                activation.stay("client", repr(error), f"calls to {replica_name(self)} take Ray's own transport")
         return original(self, pr) if wrapper is None else wrapper
 
     return _get_replica_wrapper

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -80,9 +81,7 @@ def refs_sync(original: Callable[..., Any], in_event_loop: Callable[[], bool]) -
 
 def waited_ref(result: Any, deadline: float | None) -> Any:
     """The reference to a unary result; ours has to wait for the value first, an actor call's does not."""
-    from ray_serve_grpc.client import gRPCReplicaResult
-
-    if isinstance(result, gRPCReplicaResult):
+    if is_ours(result):
         return result.to_object_ref(None if deadline is None else max(0.0, deadline - time.monotonic()))
     return result.to_object_ref()
 
@@ -91,6 +90,9 @@ def gives_refs(result: Any) -> bool:
     """Ours does, and so does an actor call that was made in our stead; Ray's gRPC and local results refuse."""
     from ray.serve._private.replica_result import ActorReplicaResult
 
-    from ray_serve_grpc.client import gRPCReplicaResult
+    return is_ours(result) or isinstance(result, ActorReplicaResult)
 
-    return isinstance(result, (gRPCReplicaResult, ActorReplicaResult))
+
+def is_ours(result: Any) -> bool:
+    client = sys.modules.get("ray_serve_grpc.client")  # not loaded: it made no result
+    return client is not None and isinstance(result, client.gRPCReplicaResult)

@@ -83,7 +83,7 @@ class ReplicaPort:
                 self._server, port = await serving(self._replica)
                 self._stock = None
             except Exception as error:
-                activation.warn(f"this replica serves with Ray's own transport: {error!r}", cause=repr(error))
+                activation.stay("replica", repr(error), "this replica serves with Ray's own transport")
                 port = self._stock.add_insecure_port(self._address)
             # Ray publishes what it finds here once the replica is initialized.
             self._replica._internal_grpc_port = port

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ray_serve_grpc.seam import adapter, client_patch
+from ray_serve_grpc.seam import activation, adapter, client_patch
 from ray_serve_grpc.seam.probe import Mismatch
 
 BY_VALUE = SimpleNamespace(metadata=SimpleNamespace(_by_reference=False))
@@ -114,6 +114,7 @@ def test_a_wrapper_that_cannot_be_made_falls_back_with_one_warning(running_repli
         assert running_replica(info())._get_replica_wrapper(BY_VALUE) == "stock wrapper"
     [warning] = warnings()
     assert "broken" in warning
+    assert "broken" in activation.outcomes["client"]
 
 
 def test_the_wrapper_is_closed_when_the_router_lets_go_of_the_replica(running_replica):

@@ -131,6 +131,12 @@ def test_local_testing_mode_is_rays_own(handle):
         asyncio.run(response._to_object_ref())
 
 
+def test_rays_own_refusal_stands_where_our_client_was_never_loaded(handle, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray_serve_grpc.client")
+    with pytest.raises(RuntimeError, match="not supported by value"):
+        handle.DeploymentResponse(LocalResult())._to_object_ref_sync()
+
+
 def test_the_sync_form_is_refused_in_an_event_loop(handle):
     async def inside():
         for response, name in (
