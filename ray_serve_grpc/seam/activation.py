@@ -99,7 +99,8 @@ def report() -> tuple[bool, str]:
     client = outcomes.get("client")
     if client is None:
         try:
-            native = config.settings().native
+            # Not kept: what is set before ray.serve is imported still counts.
+            native = config.Settings.from_environment(os.environ).native
         except config.InvalidSetting as error:
             return False, str(error)
         if not native:

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 
 import ray_serve_grpc
+from ray_serve_grpc import config
 from ray_serve_grpc.config import InvalidSetting
 from ray_serve_grpc.seam import activation, hook
 from ray_serve_grpc.seam.probe import Mismatch
@@ -153,3 +154,9 @@ def test_before_ray_is_imported_the_status_says_what_it_waits_for():
     assert not status["active"]
     assert "waits for ray.serve" in status["reason"]
     assert {"active", "reason", "ray_version", "adapter", "lanes", "calls", "pid"} <= status.keys()
+
+
+def test_asking_for_the_status_does_not_fix_the_settings(monkeypatch):
+    ray_serve_grpc.status()
+    monkeypatch.setenv("RAY_SERVE_GRPC_MAX_MESSAGE_SIZE", "5000")
+    assert config.settings().max_message_size == 5000
