@@ -221,8 +221,15 @@ def make_photographs() -> Iterator[tuple[str, bytes]]:
 
 # What comes out.
 
+HOPS = {
+    "proxy": "HTTP proxy - Frontend",
+    "decode": "Frontend - Decoder",
+    "normalise": "Frontend - Normaliser",
+    "classify": "Frontend - Classifier",
+    "tell": "Frontend - Narrator (stream)",
+}
 ROWS = (
-    # (title, what is sent -> what comes back, key of the time, key of the user code's time, scale, unit)
+    # (title, what is sent -> what comes back, key of the time, key of the user code's time)
     ("HTTP request, whole", "JPEG -> label", "whole", None),
     ("  client - proxy - Frontend", "0.2 MB -> 40 B", "http", None),
     ("  Frontend - Decoder", "0.2 MB -> 0.8 MB", "decode", "decode"),
@@ -252,8 +259,8 @@ def show(reports: dict[str, list[Report]]) -> None:
     for name in reports:
         carried.add_column(NAMES[name])
         times.add_column(NAMES[name], justify="right")
-    for hop in ("proxy", "decode", "normalise", "classify", "tell"):
-        carried.add_row(hop, *(runs[0]["lanes"][hop] for runs in reports.values()))
+    for hop, title in HOPS.items():
+        carried.add_row(title, *(runs[0]["lanes"][hop] for runs in reports.values()))
     for title, payload, key, work in ROWS:
         everything = [run for runs in reports.values() for run in runs]
         user_code = f"{p50(everything, 'work', work):.2f}" if work else ""
@@ -285,7 +292,7 @@ def find_faults(reports: dict[str, list[Report]]) -> list[str]:
                     faults.append(f"{NAMES[name]}: the plugin is {state} in {process}: {status['reason']}")
             expected = {"actor": "actor call", "grpc.aio": "grpc.aio", "native": "ray_serve_grpc"}[name]
             faults += [
-                f"{NAMES[name]}: {hop} was carried by {carrier}"
+                f"{NAMES[name]}: {HOPS[hop]} was carried by {carrier}"
                 for hop, carrier in run["lanes"].items()
                 if not carrier.startswith(expected)
             ]
@@ -295,7 +302,7 @@ def find_faults(reports: dict[str, list[Report]]) -> list[str]:
 def summary(reports: dict[str, list[Report]]) -> str:
     """One line: the answers agree, and how the times compare if ours was among them."""
     hops = ("decode", "normalise", "classify")
-    texts = ["all answers equal"] if len(reports) > 1 else []
+    texts = [f"all answers equal on {len(reports)} transports" if len(reports) > 1 else "all answers right"]
     if "native" in reports:
         ours = sum(p50(reports["native"], "hops", hop) for hop in hops)
         texts += [f"every hop of ours carried by ray_serve_grpc; its three array hops took {ours:.1f} ms together"]

@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from ray import serve
@@ -166,7 +166,7 @@ class Frontend:
         self._stages = {"decode": decoder, "normalise": normaliser, "classify": classifier}
         self._narrator = narrator.options(stream=True)
         self._hops = Stopwatch()
-        self._calls_at_rest: dict[str, int] = {}
+        self._served_at_rest: dict[str, int] = {}
 
     async def __call__(self, request: Request) -> Response:
         match request.url.path:
@@ -200,17 +200,17 @@ class Frontend:
 
     async def _trace(self, jpeg: bytes) -> dict[str, str]:
         """What carries each hop. The first one is known from the second trace on, when nothing else came between."""
-        carriers = {"proxy": carrier(PROXY_BY_REFERENCE, self._calls_at_rest, calls_by_lane())}
+        carriers = {"proxy": carrier(PROXY_BY_REFERENCE, self._served_at_rest, by_lane("served"))}
         value: Any = jpeg
         for name, handle in self._stages.items():
-            before, response = calls_by_lane(), handle.remote(value)
+            before, response = by_lane("calls"), handle.remote(value)
             value = await response
-            carriers[name] = carrier(response.by_reference, before, calls_by_lane())
-        before, words = calls_by_lane(), self._narrator.remote(3, 0)
+            carriers[name] = carrier(response.by_reference, before, by_lane("calls"))
+        before, words = by_lane("calls"), self._narrator.remote(3, 0)
         async for _ in words:
             pass
-        carriers["tell"] = carrier(words.by_reference, before, calls_by_lane())
-        self._calls_at_rest = calls_by_lane()
+        carriers["tell"] = carrier(words.by_reference, before, by_lane("calls"))
+        self._served_at_rest = by_lane("served")
         return carriers
 
     async def _report(self) -> dict[str, Any]:
@@ -253,13 +253,13 @@ def transport_status() -> dict[str, Any]:
     try:
         import ray_serve_grpc
     except ImportError as error:
-        return {"active": False, "reason": str(error), "calls": {}}
+        return {"active": False, "reason": str(error), "calls": {}, "served": {}}
     return json.loads(json.dumps(ray_serve_grpc.status(), default=str))
 
 
-def calls_by_lane() -> dict[str, int]:
-    """How many calls each lane of ray_serve_grpc has carried to or from this process."""
-    return {lane: sum(kinds.values()) for lane, kinds in transport_status()["calls"].items()}
+def by_lane(account: Literal["calls", "served"]) -> dict[str, int]:
+    """How many calls each lane of ray_serve_grpc has carried from this process, or to it."""
+    return {lane: sum(kinds.values()) for lane, kinds in transport_status()[account].items()}
 
 
 def carrier(by_reference: bool, before: dict[str, int], after: dict[str, int]) -> str:
