@@ -1,0 +1,177 @@
+//! One HTTP/2 connection: made, shaken hands over, kept alive.
+
+use crate::config::{self, ChannelConfig};
+use crate::error::{Code, Status};
+use crate::lane::{Endpoint, Lane, Socket};
+use crate::metrics::COUNTERS;
+use crate::proto::{HandshakeRequest, HandshakeResponse};
+use crate::service::{Dialect, HANDSHAKE_PATH};
+use crate::wire::{FrameBuf, MessageReader};
+use bytes::{BufMut, BytesMut};
+use h2::client::SendRequest;
+use h2::{Ping, PingPong};
+use prost::Message;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::time::timeout;
+
+/// grpc servers end a connection that is pinged more often without data.
+const STOCK_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(300);
+
+#[derive(Clone)]
+pub struct Connection {
+    pub sender: SendRequest<FrameBuf>,
+    pub lane: Lane,
+    pub dialect: Dialect,
+    open: Arc<AtomicBool>,
+}
+
+impl Connection {
+    pub fn is_open(&self) -> bool {
+        self.open.load(Ordering::Acquire)
+    }
+
+    /// New calls get another connection; those in flight go on.
+    pub fn retire(&self) {
+        self.open.store(false, Ordering::Release);
+    }
+}
+
+/// Tries the endpoints in order; the last failure is the one reported, since the first ones are shortcuts.
+pub async fn establish(config: &ChannelConfig) -> Result<Connection, Status> {
+    let mut failure = Status::unavailable("no endpoint to connect to");
+    for endpoint in &config.endpoints {
+        match connect(config, endpoint).await {
+            Ok(connection) => return Ok(connection),
+            Err(status) => failure = status,
+        }
+    }
+    Err(failure)
+}
+
+async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connection, Status> {
+    let failed = |what: String| Status::unavailable(format!("cannot connect to {endpoint}: {what}"));
+    let socket = match timeout(config.connect_timeout, endpoint.connect()).await {
+        Ok(Ok(socket)) => socket,
+        Ok(Err(error)) => return Err(failed(error.to_string())),
+        Err(_) => return Err(failed(format!("no answer within {:?}", config.connect_timeout))),
+    };
+    let lane = socket.lane();
+    let (sender, mut connection) = match timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await {
+        Ok(Ok(pair)) => pair,
+        Ok(Err(error)) => return Err(failed(format!("HTTP/2: {error}"))),
+        Err(_) => return Err(failed("HTTP/2: no answer to the preface".into())),
+    };
+    let ping_pong = connection.ping_pong();
+    let open = Arc::new(AtomicBool::new(true));
+    let driver = {
+        let open = Arc::clone(&open);
+        tokio::spawn(async move {
+            let ended = connection.await;
+            open.store(false, Ordering::Release);
+            if ended.is_err() {
+                COUNTERS.client_connections_lost.increment();
+            }
+        })
+    };
+    let dialect = match timeout(config::HANDSHAKE_TIMEOUT, shake_hands(config, sender.clone())).await {
+        Ok(Ok(dialect)) => dialect,
+        Ok(Err(status)) => {
+            driver.abort();
+            return Err(Status::new(status.code, format!("handshake with {endpoint}: {}", status.detail)));
+        }
+        Err(_) => {
+            driver.abort();
+            return Err(failed("no answer to the handshake".into()));
+        }
+    };
+    if let Some(ping_pong) = ping_pong {
+        let interval = match dialect {
+            Dialect::Native => config.keepalive_interval,
+            Dialect::Stock => config.keepalive_interval.max(STOCK_KEEPALIVE_INTERVAL),
+        };
+        let (open, patience) = (Arc::clone(&open), config.keepalive_timeout);
+        tokio::spawn(async move {
+            keep_alive(ping_pong, interval, patience).await;
+            open.store(false, Ordering::Release);
+            // Streams of a connection whose task is gone fail at once.
+            driver.abort();
+        });
+    }
+    Ok(Connection { sender, lane, dialect, open })
+}
+
+async fn http2(socket: Socket) -> Result<(SendRequest<FrameBuf>, h2::client::Connection<Socket, FrameBuf>), h2::Error> {
+    h2::client::Builder::new()
+        .initial_window_size(config::STREAM_WINDOW)
+        .initial_connection_window_size(config::CONNECTION_WINDOW)
+        .max_frame_size(config::MAX_FRAME_SIZE)
+        .max_send_buffer_size(config::SEND_BUFFER)
+        .max_header_list_size(config::MAX_HEADER_LIST_SIZE)
+        .max_concurrent_reset_streams(config::MAX_PENDING_RESETS)
+        .enable_push(false)
+        .handshake(socket)
+        .await
+}
+
+/// Returns when the peer is dead or the connection has ended.
+async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Duration) {
+    loop {
+        tokio::time::sleep(interval).await;
+        match timeout(patience, ping_pong.ping(Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}
+
+async fn shake_hands(config: &ChannelConfig, sender: SendRequest<FrameBuf>) -> Result<Dialect, Status> {
+    let hello = HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() };
+    let answer = match unary(config, sender, HANDSHAKE_PATH, &hello).await {
+        Ok(answer) => answer,
+        Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(Dialect::Stock),
+        Err(status) => return Err(status),
+    };
+    if !config.identity.is_empty() && answer.identity != config.identity {
+        let text = format!("the port belongs to {:?} now, not to {:?}", answer.identity, config.identity);
+        return Err(Status::unavailable(text));
+    }
+    Ok(Dialect::Native)
+}
+
+/// A small unary call, outside of the data path.
+async fn unary(
+    config: &ChannelConfig,
+    sender: SendRequest<FrameBuf>,
+    path: &str,
+    message: &HandshakeRequest,
+) -> Result<HandshakeResponse, Status> {
+    let mut framed = BytesMut::new();
+    framed.put_u8(0);
+    framed.put_u32(message.encoded_len() as u32);
+    framed.put_slice(&message.encode_to_vec());
+    let request = super::exchange::http_request(config, path);
+    let mut sender = sender.ready().await?;
+    let (response, mut stream) = sender.send_request(request, false)?;
+    stream.send_data(FrameBuf::from(framed.freeze()), true)?;
+    let response = response.await?;
+    super::exchange::require_grpc(&response)?;
+    let mut body = response.into_body();
+    let mut reader = MessageReader::new(config::MAX_HEADER_LIST_SIZE as usize);
+    let mut messages = VecDeque::new();
+    while let Some(data) = body.data().await {
+        let data = data?;
+        let _ = body.flow_control().release_capacity(data.len());
+        reader.push(data, &mut messages)?;
+    }
+    let trailers = body.trailers().await?.unwrap_or_default();
+    let status = super::exchange::status_of(&trailers);
+    match (status.code, messages.pop_front()) {
+        (Code::OK, Some(message)) => HandshakeResponse::decode(message.as_slice())
+            .map_err(|error| Status::new(Code::INTERNAL, format!("answer cannot be read: {error}"))),
+        (Code::OK, None) => Err(Status::new(Code::INTERNAL, "answer without a message")),
+        _ => Err(status),
+    }
+}

@@ -1,0 +1,176 @@
+//! A channel: one connection to one replica, made when it is first needed and again when it was lost.
+
+mod connection;
+mod exchange;
+
+use crate::call::CallState;
+use crate::config::ChannelConfig;
+use crate::error::Status;
+use crate::metrics::COUNTERS;
+use crate::runtime;
+use crate::service::{Dialect, Method};
+use crate::signal::Waiter;
+use crate::wire::FrameBuf;
+use connection::Connection;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::oneshot;
+
+pub struct Channel {
+    config: ChannelConfig,
+    link: Mutex<Link>,
+    in_flight: AtomicUsize,
+}
+
+/// What there is of a connection.
+#[derive(Default)]
+struct Link {
+    connection: Option<Connection>,
+    /// Whether a task is connecting; it serves all that wait.
+    connecting: bool,
+    /// Calls that wait for the connection: as many as their callers have in flight.
+    waiting: Vec<oneshot::Sender<Result<Connection, Status>>>,
+    watchers: Vec<Waiter>,
+    /// Kept over reconnects: a process does not change what it speaks.
+    dialect: Option<Dialect>,
+    failure: Option<Status>,
+    closed: bool,
+}
+
+/// A request ready to be sent.
+pub struct Request {
+    pub dialect: Dialect,
+    pub method: Method,
+    pub frames: FrameBuf,
+}
+
+impl Channel {
+    pub fn new(config: ChannelConfig) -> Self {
+        Channel { config, link: Mutex::default(), in_flight: AtomicUsize::new(0) }
+    }
+
+    /// Starts a call; its state tells the rest.
+    pub fn start(self: &Arc<Self>, request: Request) -> Arc<CallState> {
+        let call = Arc::new(CallState::default());
+        let (channel, shared) = (Arc::clone(self), Arc::clone(&call));
+        self.in_flight.fetch_add(1, Ordering::Relaxed);
+        runtime::handle().spawn(async move {
+            exchange::run(&channel, &shared, request).await;
+            channel.in_flight.fetch_sub(1, Ordering::Relaxed);
+        });
+        call
+    }
+
+    /// A call that failed before it was made.
+    pub fn failed(status: Status) -> Arc<CallState> {
+        let call = Arc::new(CallState::default());
+        call.finish(status);
+        call
+    }
+
+    pub fn dialect(&self) -> Option<Dialect> {
+        self.link().dialect
+    }
+
+    pub fn failure(&self) -> Option<Status> {
+        self.link().failure.clone()
+    }
+
+    pub fn lane(&self) -> &'static str {
+        match &self.link().connection {
+            Some(connection) if connection.is_open() => connection.lane.name(),
+            _ => "",
+        }
+    }
+
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Fires once the connection is settled or has failed; connects if need be.
+    pub fn watch_ready(self: &Arc<Self>, waiter: Waiter) {
+        let mut link = self.link();
+        let is_open = link.connection.as_ref().is_some_and(Connection::is_open);
+        if is_open || link.closed {
+            drop(link);
+            waiter.fire();
+            return;
+        }
+        link.watchers.push(waiter);
+        self.ensure_connecting(&mut link);
+    }
+
+    pub fn connect(self: &Arc<Self>) {
+        let mut link = self.link();
+        if !link.closed && !link.connection.as_ref().is_some_and(Connection::is_open) {
+            self.ensure_connecting(&mut link);
+        }
+    }
+
+    /// No new calls; the connection ends with the last call in flight.
+    pub fn close(&self) {
+        let mut link = self.link();
+        link.closed = true;
+        // h2 sends GOAWAY and closes when the last handle and stream of a connection is gone.
+        let connection = link.connection.take();
+        drop(link);
+        drop(connection);
+    }
+
+    async fn connection(self: &Arc<Self>) -> Result<Connection, Status> {
+        let settled = {
+            let mut link = self.link();
+            if link.closed {
+                return Err(Status::unavailable("the channel is closed: its replica was removed"));
+            }
+            if let Some(connection) = &link.connection {
+                if connection.is_open() {
+                    return Ok(connection.clone());
+                }
+            }
+            let (sender, settled) = oneshot::channel();
+            link.waiting.push(sender);
+            self.ensure_connecting(&mut link);
+            settled
+        };
+        settled.await.unwrap_or_else(|_| Err(Status::unavailable("the attempt to connect was abandoned")))
+    }
+
+    fn ensure_connecting(self: &Arc<Self>, link: &mut Link) {
+        if !link.connecting {
+            link.connecting = true;
+            let channel = Arc::clone(self);
+            runtime::handle().spawn(async move { channel.settle().await });
+        }
+    }
+
+    async fn settle(&self) {
+        let result = connection::establish(&self.config).await;
+        let mut link = self.link();
+        link.connecting = false;
+        match &result {
+            Ok(connection) => {
+                COUNTERS.client_connections.increment();
+                link.dialect = Some(connection.dialect);
+                link.failure = None;
+                link.connection = (!link.closed).then(|| connection.clone());
+            }
+            Err(status) => {
+                COUNTERS.client_connect_failures.increment();
+                link.failure = Some(status.clone());
+                link.connection = None;
+            }
+        }
+        let waiting = std::mem::take(&mut link.waiting);
+        let watchers = std::mem::take(&mut link.watchers);
+        drop(link);
+        for waiter in waiting {
+            let _ = waiter.send(result.clone());
+        }
+        watchers.into_iter().for_each(Waiter::fire);
+    }
+
+    fn link(&self) -> MutexGuard<'_, Link> {
+        self.link.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

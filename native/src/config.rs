@@ -1,0 +1,48 @@
+//! Settings of both ends, and the HTTP/2 figures behind them.
+
+use crate::lane::Endpoint;
+use http::HeaderValue;
+use std::time::Duration;
+
+/// gRPC's length prefix has 32 bits; upstream's default is one bit less.
+pub const DEFAULT_MAX_MESSAGE_SIZE: usize = (1 << 31) - 1;
+
+/// Bytes of a DATA frame. A 10 MB message in frames of 16 KiB costs twice the CPU.
+pub const MAX_FRAME_SIZE: u32 = (1 << 24) - 1;
+/// Bytes that a peer may send on one stream before they are read. Fixed: windows that adapt were slower.
+pub const STREAM_WINDOW: u32 = 16 << 20;
+pub const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
+/// Bytes of a stream that wait in h2 for the socket before the writer is held back.
+pub const SEND_BUFFER: usize = 4 << 20;
+pub const MAX_CONCURRENT_STREAMS: u32 = 16_384;
+pub const MAX_HEADER_LIST_SIZE: u32 = 64 << 10;
+/// Resets that may wait to be accepted. A caller that cancels many calls at once is no attacker here: it
+/// has shown its token.
+pub const MAX_PENDING_RESETS: usize = 16_384;
+
+/// Time that a peer has to complete its HTTP/2 preface or its Handshake.
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+#[derive(Clone)]
+pub struct ChannelConfig {
+    /// Tried in this order.
+    pub endpoints: Vec<Endpoint>,
+    /// What the peer's Handshake must name; empty accepts any.
+    pub identity: String,
+    /// Value of every call's `authorization` header.
+    pub authorization: Option<HeaderValue>,
+    pub max_message_size: usize,
+    pub connect_timeout: Duration,
+    /// A ping is sent this long after the last one was answered.
+    pub keepalive_interval: Duration,
+    /// A peer that does not answer a ping within it is dead.
+    pub keepalive_timeout: Duration,
+}
+
+#[derive(Clone)]
+pub struct ServerConfig {
+    pub identity: String,
+    pub version: String,
+    pub authorization: Option<HeaderValue>,
+    pub max_message_size: usize,
+}

@@ -1,0 +1,199 @@
+//! Memory that Python reads and writes: the one file of the core with unsafe code (the other is
+//! `py/buffer.rs`, which gives this memory to the interpreter).
+#![allow(unsafe_code)]
+
+use crate::wire::ALIGNMENT;
+use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// From this size on freed memory is kept for the next message: the allocator gives such blocks back to the
+/// kernel, and fresh pages cost about 0.25 ms per MB when they are touched.
+const POOLED_FROM: usize = 16 << 20;
+/// Bytes kept in all.
+const POOL_LIMIT: usize = 256 << 20;
+
+static POOL: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+
+/// An owned allocation that starts at a multiple of `ALIGNMENT`.
+#[derive(Debug)]
+struct Block {
+    start: NonNull<u8>,
+    capacity: usize,
+}
+
+// SAFETY: a block owns its memory; nothing about it is bound to a thread.
+unsafe impl Send for Block {}
+
+impl Block {
+    fn with_capacity(size: usize) -> Self {
+        let capacity = size.max(ALIGNMENT).next_multiple_of(ALIGNMENT);
+        if capacity >= POOLED_FROM {
+            let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+            let fits = |block: &Block| block.capacity >= capacity && block.capacity / 2 <= capacity;
+            if let Some(index) = pool.iter().position(fits) {
+                return pool.swap_remove(index);
+            }
+        }
+        let layout = Self::layout(capacity);
+        // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
+        let start = unsafe { alloc(layout) };
+        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
+        Block { start, capacity }
+    }
+
+    fn layout(capacity: usize) -> Layout {
+        Layout::from_size_align(capacity, ALIGNMENT).expect("messages are bounded far below isize::MAX")
+    }
+
+    fn free(self) {
+        // SAFETY: `start` came from `alloc` with this very layout, and `self` is its only owner.
+        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+    }
+}
+
+/// The owner of a region's memory: gives the block to the pool when the last region of it dies.
+#[derive(Debug)]
+struct Owner {
+    block: Option<Block>,
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let Some(block) = self.block.take() else { return };
+        if block.capacity >= POOLED_FROM {
+            let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept: usize = pool.iter().map(|block| block.capacity).sum();
+            if kept + block.capacity <= POOL_LIMIT {
+                pool.push(block);
+                return;
+            }
+        }
+        block.free();
+    }
+}
+
+/// Aligned memory that is filled once, from front to back, up to the size it was made for.
+#[derive(Debug)]
+pub struct AlignedBuf {
+    block: Option<Block>,
+    filled: usize,
+    size: usize,
+}
+
+impl AlignedBuf {
+    pub fn with_capacity(size: usize) -> Self {
+        AlignedBuf { block: Some(Block::with_capacity(size)), filled: 0, size }
+    }
+
+    /// Bytes still to come.
+    pub fn room(&self) -> usize {
+        self.size - self.filled
+    }
+
+    pub fn extend(&mut self, bytes: &[u8]) {
+        assert!(bytes.len() <= self.room(), "more bytes than the buffer was made for");
+        let Some(block) = &self.block else { return };
+        // SAFETY: filled + bytes.len() <= size <= capacity was just checked; the block is ours alone, so
+        // `bytes` cannot overlap it.
+        unsafe {
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.start.as_ptr().add(self.filled), bytes.len());
+        }
+        self.filled += bytes.len();
+    }
+
+    pub fn freeze(mut self) -> Region {
+        assert_eq!(self.room(), 0, "frozen before it was full");
+        let block = self.block.take().expect("frozen once");
+        Region { start: block.start, length: self.size, owner: Arc::new(Owner { block: Some(block) }) }
+    }
+}
+
+impl Drop for AlignedBuf {
+    fn drop(&mut self) {
+        drop(Owner { block: self.block.take() });
+    }
+}
+
+/// A part of filled memory, shared with the other parts of the same message.
+///
+/// The core only reads it until it is handed to Python, which may write to it; from then on the core
+/// looks at it no more.
+#[derive(Clone, Debug)]
+pub struct Region {
+    start: NonNull<u8>,
+    length: usize,
+    owner: Arc<Owner>,
+}
+
+// SAFETY: the memory is owned through `owner` and only read by the core (see the type's contract).
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: `freeze` made sure that all bytes were written; `slice` stays within them; `owner` keeps
+        // them allocated; nobody writes while the core holds the region.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+
+    #[must_use]
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Region {
+        assert!(range.start <= range.end && range.end <= self.length, "slice out of bounds");
+        // SAFETY: the start is within the region, as just checked.
+        let start = unsafe { self.start.add(range.start) };
+        Region { start, length: range.len(), owner: Arc::clone(&self.owner) }
+    }
+
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_aligned_and_holds_what_was_written() {
+        for size in [0, 1, 63, 64, 65, 100_000] {
+            let bytes: Vec<u8> = (0..size).map(|i| i as u8).collect();
+            let mut buf = AlignedBuf::with_capacity(size);
+            for part in bytes.chunks(33) {
+                buf.extend(part);
+            }
+            let region = buf.freeze();
+            assert_eq!(region.as_slice(), bytes);
+            assert_eq!(region.as_mut_ptr() as usize % ALIGNMENT, 0);
+        }
+    }
+
+    #[test]
+    fn large_blocks_are_used_again() {
+        let size = POOLED_FROM + 12_345;
+        let fill = |byte: u8| {
+            let mut buf = AlignedBuf::with_capacity(size);
+            buf.extend(&vec![byte; size]);
+            buf.freeze()
+        };
+        let first = fill(1);
+        let address = first.as_mut_ptr();
+        drop(first);
+        assert_eq!(fill(2).as_mut_ptr(), address);
+    }
+
+    #[test]
+    #[should_panic(expected = "slice out of bounds")]
+    fn a_slice_cannot_leave_its_region() {
+        let _ = AlignedBuf::with_capacity(0).freeze().slice(0..1);
+    }
+}

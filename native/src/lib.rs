@@ -1,0 +1,33 @@
+//! The Rust core of ray_serve_grpc: gRPC calls between the deployments of a Ray Serve app, off the GIL.
+//!
+//! # Layout
+//! - `wire`: the protocol without I/O: frames, messages, the bytes they are made of
+//! - `lane`: what bytes travel on: TCP, Unix-domain sockets; `lane::sys` owns the memory (unsafe)
+//! - `call`, `client`: a call as its maker sees it; a channel, its connection, its exchanges
+//! - `server`: accepts, hands requests to a handler, answers, drains
+//! - `service`: the methods and the two dialects
+//! - `proto`: generated from protos/inter_deployment.proto
+//! - `signal`, `runtime`, `config`, `error`, `metrics`: what the others share
+//! - `py`: everything of pyo3, behind the feature `python`; `py::buffer` exports memory (unsafe)
+
+pub mod call;
+pub mod client;
+pub mod config;
+pub mod error;
+pub mod lane;
+pub mod metrics;
+pub mod runtime;
+pub mod server;
+pub mod service;
+pub mod signal;
+pub mod wire;
+
+#[allow(clippy::all, clippy::pedantic)]
+pub mod proto {
+    include!("proto/ray_serve_grpc.v1.rs");
+}
+
+#[cfg(feature = "python")]
+mod py;
+
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");

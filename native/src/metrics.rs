@@ -1,0 +1,76 @@
+//! Counters of this process.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A counter that only grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    const fn new() -> Self {
+        Counter(AtomicU64::new(0))
+    }
+
+    pub fn add(&self, count: usize) {
+        self.0.fetch_add(count as u64, Ordering::Relaxed);
+    }
+
+    pub fn increment(&self) {
+        self.add(1);
+    }
+
+    pub fn value(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Everything that is counted.
+        #[derive(Debug)]
+        pub struct Counters { $($(#[$doc])* pub $name: Counter,)* }
+
+        pub static COUNTERS: Counters = Counters { $($name: Counter::new(),)* };
+
+        impl Counters {
+            /// Names and values, in the order of declaration.
+            pub fn snapshot(&self) -> Vec<(&'static str, u64)> {
+                vec![$((stringify!($name), self.$name.value()),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    client_calls_unix_unary,
+    client_calls_unix_streaming,
+    client_calls_tcp_unary,
+    client_calls_tcp_streaming,
+    client_calls_stock_unary,
+    client_calls_stock_streaming,
+    client_bytes_sent,
+    client_bytes_received,
+    client_messages_received,
+    client_cancels,
+    client_rejections,
+    client_connections,
+    client_connections_lost,
+    client_connect_failures,
+    server_calls_unix_unary,
+    server_calls_unix_streaming,
+    server_calls_tcp_unary,
+    server_calls_tcp_streaming,
+    server_calls_stock_unary,
+    server_calls_stock_streaming,
+    server_bytes_received,
+    server_bytes_sent,
+    server_messages_sent,
+    server_cancels,
+    server_rejections,
+    server_connections,
+    /// Calls whose `authorization` was missing or wrong.
+    server_unauthenticated,
+    /// Wake-ups of event loops, and what they brought: their ratio is the batch size.
+    bridge_wakeups,
+    bridge_completions,
+}

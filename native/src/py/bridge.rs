@@ -1,0 +1,203 @@
+//! Brings completions from the I/O thread to one event loop: a queue, an eventfd and an armed flag.
+
+use super::memory;
+use super::server::CallHandler;
+use crate::metrics::COUNTERS;
+use crate::server::ServerCall;
+use crate::signal::{Signal, Waiter};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fd::{AsRawFd, OwnedFd};
+use slab::Slab;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// See `_native.pyi`.
+#[pyclass(frozen, module = "ray_serve_grpc._native")]
+pub struct Bridge {
+    inner: Arc<Inner>,
+}
+
+/// Whoever is told by this bridge.
+enum Watched {
+    Future(Py<PyAny>),
+    Callback(Py<PyAny>),
+}
+
+enum Ready {
+    Token(usize),
+    Incoming(Arc<CallHandler>, Arc<ServerCall>),
+}
+
+pub struct Inner {
+    eventfd: OwnedFd,
+    /// Set by the first completion of a batch, which writes the eventfd; cleared before the batch is taken.
+    armed: AtomicBool,
+    /// Bounded by what is watched and by the streams that peers may open.
+    ready: Mutex<Vec<Ready>>,
+    watched: Mutex<Slab<Watched>>,
+    /// Forgotten objects, dropped where the GIL is held.
+    forgotten: Mutex<Vec<Watched>>,
+    closed: AtomicBool,
+    wakeups: AtomicU64,
+    completions: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    pub fn push_incoming(&self, handler: Arc<CallHandler>, call: Arc<ServerCall>) {
+        self.push(Ready::Incoming(handler, call));
+    }
+
+    fn push(&self, ready: Ready) {
+        if self.closed.load(Ordering::Acquire) {
+            if let Ready::Incoming(_, call) = ready {
+                call.abandon();
+            }
+            return;
+        }
+        lock(&self.ready).push(ready);
+        if !self.armed.swap(true, Ordering::AcqRel) {
+            // Fails only if the counter is full, and then the loop is awake.
+            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn take(&self) -> Vec<Ready> {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.eventfd, &mut count);
+        self.armed.store(false, Ordering::Release);
+        std::mem::take(&mut *lock(&self.ready))
+    }
+}
+
+impl Signal for Inner {
+    fn fire(&self, token: usize) {
+        self.push(Ready::Token(token));
+    }
+
+    fn discard(&self, token: usize) {
+        let watched = lock(&self.watched).try_remove(token);
+        lock(&self.forgotten).extend(watched);
+    }
+}
+
+impl Bridge {
+    pub fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    pub fn watch_future(&self, future: Bound<'_, PyAny>) -> Waiter {
+        self.watch(Watched::Future(future.unbind()))
+    }
+
+    pub fn watch_callback(&self, callback: Bound<'_, PyAny>) -> Waiter {
+        self.watch(Watched::Callback(callback.unbind()))
+    }
+
+    fn watch(&self, watched: Watched) -> Waiter {
+        let token = lock(&self.inner.watched).insert(watched);
+        Waiter::new(Arc::clone(&self.inner) as Arc<dyn Signal>, token)
+    }
+}
+
+#[pymethods]
+impl Bridge {
+    #[new]
+    fn new() -> PyResult<Self> {
+        let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
+        let inner = Inner {
+            eventfd,
+            armed: AtomicBool::new(false),
+            ready: Mutex::default(),
+            watched: Mutex::default(),
+            forgotten: Mutex::default(),
+            closed: AtomicBool::new(false),
+            wakeups: AtomicU64::new(0),
+            completions: AtomicU64::new(0),
+        };
+        Ok(Bridge { inner: Arc::new(inner) })
+    }
+
+    fn fileno(&self) -> i32 {
+        self.inner.eventfd.as_raw_fd()
+    }
+
+    fn drain(&self, py: Python<'_>) {
+        let batch = self.inner.take();
+        self.inner.wakeups.fetch_add(1, Ordering::Relaxed);
+        self.inner.completions.fetch_add(batch.len() as u64, Ordering::Relaxed);
+        COUNTERS.bridge_wakeups.increment();
+        COUNTERS.bridge_completions.add(batch.len());
+        for ready in batch {
+            match ready {
+                Ready::Token(token) => {
+                    let watched = lock(&self.inner.watched).try_remove(token);
+                    if let Some(watched) = watched {
+                        tell(py, watched);
+                    }
+                }
+                Ready::Incoming(handler, call) => handler.handle(py, call),
+            }
+        }
+        let forgotten = std::mem::take(&mut *lock(&self.inner.forgotten));
+        drop(forgotten);
+        memory::sweep(py);
+    }
+
+    fn close(&self) {
+        self.inner.closed.store(true, Ordering::Release);
+        let ready = std::mem::take(&mut *lock(&self.inner.ready));
+        for ready in ready {
+            if let Ready::Incoming(_, call) = ready {
+                call.abandon();
+            }
+        }
+        let watched = std::mem::take(&mut *lock(&self.inner.watched));
+        drop(watched);
+        let forgotten = std::mem::take(&mut *lock(&self.inner.forgotten));
+        drop(forgotten);
+    }
+
+    fn statistics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let watched = lock(&self.inner.watched).len() as u64;
+        super::counters_dict(
+            py,
+            [
+                ("wakeups", self.inner.wakeups.load(Ordering::Relaxed)),
+                ("completions", self.inner.completions.load(Ordering::Relaxed)),
+                ("watched", watched),
+            ],
+        )
+    }
+}
+
+/// An error is reported where Python reports those of callbacks; the rest of the batch goes on.
+fn tell(py: Python<'_>, watched: Watched) {
+    let (object, told) = match watched {
+        Watched::Future(future) => {
+            let told = resolve(future.bind(py));
+            (future, told)
+        }
+        Watched::Callback(callback) => {
+            let told = callback.call0(py).map(drop);
+            (callback, told)
+        }
+    };
+    if let Err(error) = told {
+        error.write_unraisable(py, Some(object.bind(py)));
+    }
+}
+
+fn resolve(future: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = future.py();
+    if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
+        future.call_method1(intern!(py, "set_result"), (py.None(),))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,191 @@
+//! What the two sides of a server's call share: the task that owns its stream and the handler that answers.
+
+use crate::error::{Code, Status};
+use crate::lane::Lane;
+use crate::service::{Dialect, Method};
+use crate::signal::Waiter;
+use crate::wire::{Envelope, FrameBuf};
+use bytes::Buf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::Notify;
+
+/// Messages and bytes that may wait to be written before the writer is told to wait.
+const HIGH_WATER_BYTES: usize = 1 << 20;
+const HIGH_WATER_MESSAGES: usize = 1024;
+
+pub struct ServerCall {
+    pub method: Method,
+    pub dialect: Dialect,
+    pub lane: Lane,
+    pub peer: Arc<str>,
+    request: Mutex<Option<Envelope>>,
+    outbound: Mutex<Outbound>,
+    /// Wakes the task that owns the stream.
+    nudge: Notify,
+    cancelled: AtomicBool,
+}
+
+#[derive(Default)]
+struct Outbound {
+    headers: Option<(bool, u32)>,
+    frames: FrameBuf,
+    messages: usize,
+    /// Of what was taken and is not yet accepted by HTTP/2's flow control.
+    in_transit: usize,
+    end: Option<Status>,
+    writable_waiters: Vec<Waiter>,
+    cancel_waiters: Vec<Waiter>,
+}
+
+impl Outbound {
+    fn bytes(&self) -> usize {
+        self.frames.remaining() + self.in_transit
+    }
+
+    fn is_over(&self, part: usize) -> bool {
+        self.bytes() > HIGH_WATER_BYTES / part || self.messages > HIGH_WATER_MESSAGES / part
+    }
+}
+
+/// What the task has to write next.
+#[derive(Default)]
+pub struct Batch {
+    pub headers: Option<(bool, u32)>,
+    pub frames: FrameBuf,
+    pub messages: usize,
+    pub end: Option<Status>,
+}
+
+/// The handler's side.
+impl ServerCall {
+    /// The request; None once it was taken.
+    pub fn take_request(&self) -> Option<Envelope> {
+        self.request.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub fn admit(&self, accepted: bool, num_ongoing_requests: u32) {
+        self.outbound().headers = Some((accepted, num_ongoing_requests));
+        self.nudge.notify_one();
+    }
+
+    /// False when so much waits that the next message should too. Nothing is queued after a cancel.
+    pub fn send(&self, frames: FrameBuf) -> bool {
+        if self.is_cancelled() {
+            return true;
+        }
+        let mut outbound = self.outbound();
+        outbound.frames.append(frames);
+        outbound.messages += 1;
+        let writable = !outbound.is_over(1);
+        drop(outbound);
+        self.nudge.notify_one();
+        writable
+    }
+
+    pub fn finish(&self, status: Status) {
+        let mut outbound = self.outbound();
+        if outbound.end.is_none() {
+            outbound.end = Some(status);
+        }
+        // Whoever waits for a cancel of a finished call waits in vain.
+        let forgotten = std::mem::take(&mut outbound.cancel_waiters);
+        drop(outbound);
+        drop(forgotten);
+        self.nudge.notify_one();
+    }
+
+    /// Ends a call that its handler forgot.
+    pub fn abandon(&self) {
+        self.finish(Status::new(Code::INTERNAL, "the replica dropped the call without an answer"));
+    }
+
+    pub fn watch_writable(&self, waiter: Waiter) {
+        let mut outbound = self.outbound();
+        if outbound.is_over(2) && !self.is_cancelled() {
+            outbound.writable_waiters.push(waiter);
+        } else {
+            drop(outbound);
+            waiter.fire();
+        }
+    }
+
+    pub fn watch_cancel(&self, waiter: Waiter) {
+        let mut outbound = self.outbound();
+        if self.is_cancelled() {
+            drop(outbound);
+            waiter.fire();
+        } else if outbound.end.is_none() {
+            outbound.cancel_waiters.push(waiter);
+        }
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Acquire)
+    }
+
+    fn outbound(&self) -> MutexGuard<'_, Outbound> {
+        self.outbound.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task's side.
+impl ServerCall {
+    pub fn new(method: Method, dialect: Dialect, lane: Lane, peer: Arc<str>, request: Envelope) -> Self {
+        ServerCall {
+            method,
+            dialect,
+            lane,
+            peer,
+            request: Mutex::new(Some(request)),
+            outbound: Mutex::default(),
+            nudge: Notify::new(),
+            cancelled: AtomicBool::new(false),
+        }
+    }
+
+    /// All that waits to be written, as soon as there is something.
+    pub async fn next_batch(&self) -> Batch {
+        loop {
+            if let Some(batch) = self.take_batch() {
+                return batch;
+            }
+            self.nudge.notified().await;
+        }
+    }
+
+    fn take_batch(&self) -> Option<Batch> {
+        let mut outbound = self.outbound();
+        let headers = outbound.headers.take();
+        let frames = std::mem::take(&mut outbound.frames);
+        let end = outbound.end.clone();
+        if headers.is_none() && !frames.has_remaining() && end.is_none() {
+            return None;
+        }
+        outbound.in_transit += frames.remaining();
+        let messages = std::mem::take(&mut outbound.messages);
+        Some(Batch { headers, frames, messages, end })
+    }
+
+    /// Flow control accepted what was taken.
+    pub fn mark_written(&self) {
+        let mut outbound = self.outbound();
+        outbound.in_transit = 0;
+        if !outbound.is_over(2) {
+            let waiters = std::mem::take(&mut outbound.writable_waiters);
+            drop(outbound);
+            waiters.into_iter().for_each(Waiter::fire);
+        }
+    }
+
+    /// The caller cancelled or is gone.
+    pub fn mark_cancelled(&self) {
+        let mut outbound = self.outbound();
+        self.cancelled.store(true, Ordering::Release);
+        outbound.frames = FrameBuf::default();
+        let mut waiters = std::mem::take(&mut outbound.writable_waiters);
+        waiters.append(&mut outbound.cancel_waiters);
+        drop(outbound);
+        waiters.into_iter().for_each(Waiter::fire);
+    }
+}

@@ -1,0 +1,240 @@
+//! The server: accepts connections on TCP and on a Unix-domain socket, hands complete requests to its
+//! handler, drains. It knows methods and messages, nothing of Serve.
+
+mod call;
+mod small;
+mod stream;
+
+pub use call::ServerCall;
+
+use crate::config::{self, ServerConfig};
+use crate::lane::{self, Lane, Listener, Socket, UnixPath};
+use crate::metrics::COUNTERS;
+use crate::runtime;
+use crate::signal::Waiter;
+use crate::wire::FrameBuf;
+use std::io;
+use std::net::TcpListener as StdTcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, watch};
+use tokio::time::timeout;
+
+/// Takes the calls that came in. Runs on the I/O thread: it must only pass them on.
+pub trait Handler: Send + Sync + 'static {
+    fn incoming(&self, call: Arc<ServerCall>);
+}
+
+/// How long a peer may be silent before it is pinged, and then before it is taken for dead.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Wait after a failed accept: it fails at once again while no file descriptor is free.
+const ACCEPT_BACKOFF: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Serving,
+    /// GOAWAY was sent: ongoing calls finish, nothing new is taken.
+    Draining,
+    Closed,
+}
+
+pub struct Server {
+    port: u16,
+    unix: Option<UnixPath>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    config: ServerConfig,
+    handler: Box<dyn Handler>,
+    phase: watch::Sender<Phase>,
+    small: small::Services,
+    connections: AtomicUsize,
+    calls: AtomicUsize,
+    /// Told whenever a connection ended.
+    connection_ended: Notify,
+}
+
+impl Server {
+    /// Binds and serves at once.
+    pub fn bind(
+        host: &str,
+        port: u16,
+        unix_path: Option<&Path>,
+        config: ServerConfig,
+        handler: Box<dyn Handler>,
+    ) -> io::Result<Server> {
+        let tcp = StdTcpListener::bind((host, port))?;
+        tcp.set_nonblocking(true)?;
+        let port = tcp.local_addr()?.port();
+        let runtime = runtime::handle();
+        let _in_runtime = runtime.enter();
+        let tcp = TcpListener::from_std(tcp)?;
+        let unix = unix_path.map(lane::bind_unix).transpose()?;
+        let shared = Arc::new(Shared {
+            small: small::Services::new(&config),
+            config,
+            handler,
+            phase: watch::channel(Phase::Serving).0,
+            connections: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
+            connection_ended: Notify::new(),
+        });
+        tokio::spawn(accept_all(Listener::Tcp(tcp), Arc::clone(&shared)));
+        let unix = unix.map(|(listener, path)| {
+            tokio::spawn(accept_all(Listener::Unix(listener), Arc::clone(&shared)));
+            path
+        });
+        Ok(Server { port, unix, shared })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn unix_path(&self) -> Option<&Path> {
+        self.unix.as_ref().map(UnixPath::as_path)
+    }
+
+    pub fn connections(&self) -> usize {
+        self.shared.connections.load(Ordering::Relaxed)
+    }
+
+    pub fn ongoing_calls(&self) -> usize {
+        self.shared.calls.load(Ordering::Relaxed)
+    }
+
+    /// GOAWAY to all peers. `done` fires when the ongoing calls have ended, or after `grace`, when what was
+    /// left has been cut off.
+    pub fn stop(&self, grace: Duration, done: Waiter) {
+        self.advance(Phase::Draining);
+        let shared = Arc::clone(&self.shared);
+        runtime::handle().spawn(async move {
+            let _ = timeout(grace, shared.all_connections_ended()).await;
+            shared.phase.send_replace(Phase::Closed);
+            let _ = timeout(Duration::from_secs(1), shared.all_connections_ended()).await;
+            done.fire();
+        });
+    }
+
+    pub fn close(&self) {
+        self.advance(Phase::Closed);
+    }
+
+    fn advance(&self, phase: Phase) {
+        self.shared.phase.send_if_modified(|current| {
+            let forward = *current != Phase::Closed;
+            if forward {
+                *current = phase;
+            }
+            forward
+        });
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    async fn all_connections_ended(&self) {
+        loop {
+            let ended = self.connection_ended.notified();
+            if self.connections.load(Ordering::Acquire) == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
+
+async fn accept_all(listener: Listener, shared: Arc<Shared>) {
+    let mut phase = shared.phase.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            _ = phase.wait_for(|phase| *phase != Phase::Serving) => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok(socket) => {
+                COUNTERS.server_connections.increment();
+                shared.connections.fetch_add(1, Ordering::AcqRel);
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    serve_connection(socket, &shared).await;
+                    shared.connections.fetch_sub(1, Ordering::AcqRel);
+                    shared.connection_ended.notify_waiters();
+                });
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(ACCEPT_BACKOFF).await;
+            }
+        }
+    }
+}
+
+async fn serve_connection(socket: Socket, shared: &Arc<Shared>) {
+    let (lane, peer): (Lane, Arc<str>) = (socket.lane(), socket.peer().into());
+    let Ok(Ok(mut connection)) = timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await else {
+        return;
+    };
+    let mut phase = shared.phase.subscribe();
+    let mut draining = false;
+    let mut keepalive = std::pin::pin!(keep_alive(connection.ping_pong()));
+    loop {
+        tokio::select! {
+            accepted = connection.accept() => {
+                let Some(Ok((request, respond))) = accepted else { return };
+                let (shared, peer) = (Arc::clone(shared), Arc::clone(&peer));
+                tokio::spawn(async move { stream::serve(&shared, lane, peer, request, respond).await });
+            }
+            reached = reached(&mut phase, draining) => {
+                if reached == Phase::Closed {
+                    return;
+                }
+                draining = true;
+                connection.graceful_shutdown();
+            }
+            () = &mut keepalive => return,
+        }
+    }
+}
+
+/// The phase after the present one, once it has come.
+async fn reached(phase: &mut watch::Receiver<Phase>, draining: bool) -> Phase {
+    let next = |phase: &Phase| *phase == Phase::Closed || *phase == Phase::Draining && !draining;
+    phase.wait_for(next).await.map_or(Phase::Closed, |phase| *phase)
+}
+
+async fn http2(socket: Socket) -> Result<h2::server::Connection<Socket, FrameBuf>, h2::Error> {
+    h2::server::Builder::new()
+        .initial_window_size(config::STREAM_WINDOW)
+        .initial_connection_window_size(config::CONNECTION_WINDOW)
+        .max_frame_size(config::MAX_FRAME_SIZE)
+        .max_send_buffer_size(config::SEND_BUFFER)
+        .max_header_list_size(config::MAX_HEADER_LIST_SIZE)
+        .max_concurrent_streams(config::MAX_CONCURRENT_STREAMS)
+        .max_concurrent_reset_streams(config::MAX_PENDING_RESETS)
+        .max_pending_accept_reset_streams(config::MAX_PENDING_RESETS)
+        .handshake(socket)
+        .await
+}
+
+/// Returns when the peer does not answer a ping.
+async fn keep_alive(ping_pong: Option<h2::PingPong>) {
+    let Some(mut ping_pong) = ping_pong else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(KEEPALIVE_INTERVAL).await;
+        match timeout(KEEPALIVE_TIMEOUT, ping_pong.ping(h2::Ping::opaque())).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) | Err(_) => return,
+        }
+    }
+}

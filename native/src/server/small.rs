@@ -1,0 +1,143 @@
+//! The services with small messages, through tonic: Handshake and health.
+
+use crate::config::ServerConfig;
+use crate::proto::inter_deployment_service_server::{InterDeploymentService, InterDeploymentServiceServer};
+use crate::proto::{CallRequest, CallResponse, HandshakeRequest, HandshakeResponse};
+use crate::wire::FrameBuf;
+use bytes::{Buf, Bytes};
+use h2::RecvStream;
+use h2::server::SendResponse;
+use http_body::{Body, Frame};
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tonic::codegen::Service;
+use tonic::server::NamedService;
+use tonic::{Request, Response, Status};
+use tonic_health::pb::health_server::HealthServer;
+use tonic_health::server::{HealthReporter, HealthService};
+
+pub struct Services {
+    handshake: InterDeploymentServiceServer<Greeter>,
+    health: HealthServer<HealthService>,
+}
+
+impl Services {
+    pub fn new(config: &ServerConfig) -> Self {
+        let greeter = Greeter {
+            answer: HandshakeResponse {
+                version: config.version.clone(),
+                capabilities: Vec::new(),
+                identity: config.identity.clone(),
+                max_message_size: config.max_message_size as u64,
+            },
+        };
+        let health = HealthServer::new(HealthService::from_health_reporter(HealthReporter::new()));
+        Services { handshake: InterDeploymentServiceServer::new(greeter), health }
+    }
+
+    pub async fn serve(&self, request: http::Request<RecvStream>, mut respond: SendResponse<FrameBuf>) {
+        let health = format!("/{}/", <HealthServer<HealthService> as NamedService>::NAME);
+        let request = request.map(H2Body);
+        let response = tokio::select! {
+            _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+            response = async {
+                if request.uri().path().starts_with(&health) {
+                    self.health.clone().call(request).await
+                } else {
+                    // Answers UNIMPLEMENTED to what it does not know.
+                    self.handshake.clone().call(request).await
+                }
+            } => response,
+        };
+        let Ok(response) = response;
+        // The peer going away in between is no news.
+        let _ = send(response, respond).await;
+    }
+}
+
+#[derive(Clone)]
+struct Greeter {
+    answer: HandshakeResponse,
+}
+
+/// The data methods never come here: they bypass tonic's codec.
+fn bypassed() -> Status {
+    Status::internal("data methods are served below tonic")
+}
+
+#[tonic::async_trait]
+impl InterDeploymentService for Greeter {
+    async fn handshake(&self, _: Request<HandshakeRequest>) -> Result<Response<HandshakeResponse>, Status> {
+        Ok(Response::new(self.answer.clone()))
+    }
+
+    async fn handle_request(&self, _: Request<CallRequest>) -> Result<Response<CallResponse>, Status> {
+        Err(bypassed())
+    }
+
+    type HandleRequestStreamingStream = tonic::codegen::BoxStream<CallResponse>;
+
+    async fn handle_request_streaming(
+        &self,
+        _: Request<CallRequest>,
+    ) -> Result<Response<Self::HandleRequestStreamingStream>, Status> {
+        Err(bypassed())
+    }
+
+    async fn handle_request_with_rejection(&self, _: Request<CallRequest>) -> Result<Response<CallResponse>, Status> {
+        Err(bypassed())
+    }
+
+    type HandleRequestWithRejectionStreamingStream = tonic::codegen::BoxStream<CallResponse>;
+
+    async fn handle_request_with_rejection_streaming(
+        &self,
+        _: Request<CallRequest>,
+    ) -> Result<Response<Self::HandleRequestWithRejectionStreamingStream>, Status> {
+        Err(bypassed())
+    }
+}
+
+/// A request's body as tonic reads bodies.
+struct H2Body(RecvStream);
+
+impl Body for H2Body {
+    type Data = Bytes;
+    type Error = h2::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+        if let Some(data) = ready!(self.0.poll_data(cx)) {
+            let data = data?;
+            let _ = self.0.flow_control().release_capacity(data.len());
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        let trailers = ready!(self.0.poll_trailers(cx))?;
+        Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_end_stream()
+    }
+}
+
+async fn send(
+    response: http::Response<tonic::body::Body>,
+    mut respond: SendResponse<FrameBuf>,
+) -> Result<(), h2::Error> {
+    let (head, body) = response.into_parts();
+    let mut body = std::pin::pin!(body);
+    let mut stream = respond.send_response(http::Response::from_parts(head, ()), body.is_end_stream())?;
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        let Ok(frame) = frame else { break };
+        match frame.into_data() {
+            Ok(mut data) => stream.send_data(FrameBuf::from(data.copy_to_bytes(data.remaining())), false)?,
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    return stream.send_trailers(trailers);
+                }
+            }
+        }
+    }
+    stream.send_data(FrameBuf::default(), true)
+}

@@ -1,0 +1,246 @@
+"""The Rust core: HTTP/2 channels and servers driven by tokio, off the GIL.
+
+Nothing here knows Ray. Threads: every method may be called from any thread that
+holds the GIL; no I/O thread ever takes it. Completions travel through a
+`Bridge`, one per event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+__version__: str
+
+#: anything that exports a C-contiguous buffer
+BytesLike: TypeAlias = Any
+
+# What a message holds (`kind`), as protos/inter_deployment.proto numbers it.
+KIND_VALUE: Final = 0  # a value in the serialiser the caller asked for
+KIND_RAW: Final = 1  # bytes that are handed on as they are (the HTTP proxy's)
+KIND_ERROR: Final = 2  # a pickled RayTaskError
+KIND_ERROR_TEXT: Final = 3  # the text of an error that could not be pickled
+
+# The four methods of InterDeploymentService and of Ray's ASGIService (`method`).
+METHOD_UNARY: Final = 0  # HandleRequest
+METHOD_STREAMING: Final = 1  # HandleRequestStreaming
+METHOD_UNARY_REJECTION: Final = 2  # HandleRequestWithRejection
+METHOD_STREAMING_REJECTION: Final = 3  # HandleRequestWithRejectionStreaming
+
+# Which service carries a call (`dialect`).
+DIALECT_NATIVE: Final = 0  # ray_serve_grpc.v1.InterDeploymentService
+DIALECT_STOCK: Final = 1  # ray.serve.ASGIService
+
+# gRPC status codes used by the core.
+STATUS_OK: Final = 0
+STATUS_CANCELLED: Final = 1
+STATUS_UNKNOWN: Final = 2
+STATUS_DEADLINE_EXCEEDED: Final = 4
+STATUS_RESOURCE_EXHAUSTED: Final = 8
+STATUS_UNIMPLEMENTED: Final = 12
+STATUS_INTERNAL: Final = 13
+STATUS_UNAVAILABLE: Final = 14
+STATUS_UNAUTHENTICATED: Final = 16
+
+class Buffer:
+    """Received memory: exports a writable, contiguous, private buffer of bytes.
+
+    Starts at a multiple of 64. Freed (or its lease returned) when the last view of it dies.
+    """
+
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+#: (kind, body, buffers): the body is `bytes` when small, else a `Buffer`
+Message: TypeAlias = tuple[int, "bytes | Buffer", "tuple[Buffer, ...]"]
+
+class Bridge:
+    """Brings what finished on the I/O thread to one event loop.
+
+    `fileno()` becomes readable when something is ready; `drain()` then resolves the
+    watched futures and runs the watched callbacks, all of a batch in one go:
+    ``loop.add_reader(bridge.fileno(), bridge.drain)``. An exception that a callback
+    raises goes to `sys.unraisablehook`; the batch goes on.
+    """
+
+    def __init__(self) -> None: ...
+    def fileno(self) -> int: ...
+    def drain(self) -> None: ...
+    def close(self) -> None: ...
+    def statistics(self) -> dict[str, int]: ...
+
+class Call:
+    """One call of a client channel. Dropping an unfinished one cancels it."""
+
+    def admission(self) -> tuple[bool, int] | None:
+        """(accepted, num_ongoing_requests) as the response's headers told, or None if they have not come."""
+    def take(self) -> Message | None:
+        """The next message that has come, or None. Taking makes room: a stream is held back until it is read."""
+    def take_all(self) -> list[Message]: ...
+    def status(self) -> tuple[int, str] | None:
+        """(gRPC status, detail) once the call ended and every message of it was received, else None.
+
+        Messages may still wait for `take()` then.
+        """
+    @property
+    def sent(self) -> bool:
+        """False only if the request certainly never reached the replica's user code:
+        it was never written to the connection, or the peer refused it before it ran."""
+    @property
+    def lane(self) -> str:
+        """What carried the call: "unix", "tcp" or "" while not yet sent."""
+    def watch_admission(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
+        """Sets the future's result to None when the admission is known or the call ended, also if already so."""
+    def watch_message(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
+        """Sets the future's result to None when a message waits or the call ended, also if already so."""
+    def watch_done(self, bridge: Bridge, callback: Callable[[], object]) -> None:
+        """Calls back from `bridge.drain()` when the call ended (all received, failed or cancelled)."""
+    def wait(self, timeout: float | None) -> bool:
+        """Blocks without the GIL until a message waits or the call ended. False when `timeout` seconds passed first.
+
+        Handles signals about every 100 ms (KeyboardInterrupt is raised).
+        """
+    def cancel(self) -> None:
+        """RST_STREAM(CANCEL); the status becomes CANCELLED. Nothing when the call has ended."""
+
+class Channel:
+    """One connection to one replica, made on the first call and made again when it was lost."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        *,
+        identity: str = "",
+        authorization: str | None = None,
+        max_message_size: int = ...,
+        connect_timeout: float = 5.0,
+        keepalive_interval: float = 5.0,
+        keepalive_timeout: float = 10.0,
+    ) -> None:
+        """Args:
+        endpoints: tried in order, "unix:/path" or "tcp:host:port" (an IPv6 host in brackets).
+        identity: what the peer's Handshake must name (the replica's actor id, hex); "" accepts any.
+        authorization: value of the `authorization` header of every call. Never shown by `repr`.
+        max_message_size: bytes; a larger message from the peer ends its call with RESOURCE_EXHAUSTED.
+        """
+    def dialect(self) -> int | None:
+        """DIALECT_NATIVE or DIALECT_STOCK once a handshake settled it, else None. Kept over reconnects."""
+    def connect(self) -> None:
+        """Starts to connect and shake hands, if it is not connected or under way."""
+    def watch_ready(self, bridge: Bridge, callback: Callable[[], object]) -> None:
+        """Starts to connect if need be; calls back when the connection is settled or has failed.
+
+        After it: `dialect()` is set, or `failure()` says why not.
+        """
+    def failure(self) -> tuple[int, str] | None:
+        """(gRPC status, text) of the last attempt to connect, None if it succeeded or none was made."""
+    def call(
+        self,
+        method: int,
+        metadata: tuple[str, ...],
+        extra: bytes,
+        body: BytesLike | list[BytesLike],
+        buffers: Sequence[BytesLike],
+    ) -> Call:
+        """Sends a CallRequest to InterDeploymentService.
+
+        Args:
+            metadata: strings for the fields 1, 2, 3, … of `RequestMetadata`, in order; an empty one is left out.
+            extra: field `extra` of `RequestMetadata`; b"" is left out.
+            body: the serialised value; parts of a list are sent one after the other as one.
+            buffers: out-of-band buffers. Bytes-like objects over 4 KiB are not copied: they are
+                held until they are written, and must not change before.
+        """
+    def call_stock(self, method: int, fields: Sequence[BytesLike]) -> Call:
+        """Sends the fields 1, 2, 3 … as a message to Ray's ASGIService.
+
+        Its answers are messages (is_error, serialized_message, ()).
+        """
+    @property
+    def lane(self) -> str:
+        """Lane of the present connection: "unix", "tcp" or "" when there is none."""
+    def close(self) -> None:
+        """Ends the connection once the calls in flight have ended; new calls fail with UNAVAILABLE."""
+    def statistics(self) -> dict[str, int]: ...
+
+class ServerCall:
+    """One call that came in. Dropping it unfinished ends it with INTERNAL."""
+
+    @property
+    def method(self) -> int: ...
+    @property
+    def dialect(self) -> int: ...
+    @property
+    def metadata(self) -> tuple[str, ...]:
+        """Native: the strings of `RequestMetadata`'s fields 1 to 9 in order, "" where unset. Stock: ()."""
+    @property
+    def extra(self) -> bytes: ...
+    @property
+    def body(self) -> bytes | Buffer: ...
+    @property
+    def buffers(self) -> tuple[Buffer, ...]: ...
+    @property
+    def fields(self) -> tuple[bytes | Buffer, ...]:
+        """Stock: the fields 1 to 3 of ASGIRequest (metadata, args, kwargs). Native: ()."""
+    @property
+    def peer(self) -> str: ...
+    @property
+    def lane(self) -> str: ...
+    def release(self) -> None:
+        """Lets go of the request's memory early; `body`, `buffers` and `fields` are empty from here on."""
+    def admit(self, accepted: bool, num_ongoing_requests: int) -> None:
+        """Sends the response's headers at once. Without it they leave with the first message."""
+    def send(self, kind: int, body: BytesLike | list[BytesLike], buffers: Sequence[BytesLike] = ()) -> bool:
+        """Queues one message. False when the queue is over its high-water mark (1 MiB or 1,024 messages not yet
+        written): wait with `watch_writable` before the next one. Nothing when the call was cancelled.
+        In the stock dialect `kind` is ASGIResponse.is_error and `buffers` must be empty."""
+    def watch_writable(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
+        """Sets the future's result to None when the queue is below half its mark or the call was cancelled."""
+    def finish(self, status: int = 0, detail: str = "") -> None:
+        """Ends the call with trailers. `send` + `finish` of a unary call leave in one write."""
+    def watch_cancel(self, bridge: Bridge, callback: Callable[[], object]) -> None:
+        """Calls back from `bridge.drain()` if the caller cancels or its connection is lost before `finish`."""
+    @property
+    def cancelled(self) -> bool: ...
+
+class Server:
+    """A gRPC server on one TCP port and, optionally, a Unix-domain socket."""
+
+    def __init__(
+        self,
+        bridge: Bridge,
+        on_call: Callable[[ServerCall], object],
+        *,
+        host: str,
+        port: int = 0,
+        unix_path: str | None = None,
+        identity: str = "",
+        authorization: str | None = None,
+        max_message_size: int = ...,
+        version: str = "",
+    ) -> None:
+        """Binds and serves at once. `on_call` runs from `bridge.drain()`, once per call, when its request is complete.
+
+        Args:
+            host: address to bind; ":: " style IPv6 without brackets.
+            identity: what `Handshake` answers (the replica's actor id, hex).
+            authorization: every call must carry this `authorization` header, compared in constant time
+                before its body is read; None lets everybody in.
+        Raises:
+            OSError: the address or the path cannot be bound.
+        """
+    @property
+    def port(self) -> int: ...
+    @property
+    def unix_path(self) -> str | None: ...
+    def stop(self, grace: float, bridge: Bridge, callback: Callable[[], object]) -> None:
+        """GOAWAY to all peers and no new connection; calls back when the ongoing calls have ended, or, `grace`
+        seconds later, when what is left was cut off."""
+    def close(self) -> None:
+        """Cuts everything off now."""
+    def statistics(self) -> dict[str, int]: ...
+
+def set_max_message_size(size: int) -> None: ...
+def statistics() -> dict[str, int]:
+    """Counters of this process: calls by lane and kind, bytes, connections, cancels, rejections."""
