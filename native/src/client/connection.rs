@@ -158,6 +158,9 @@ async fn unary(
     stream.send_data(FrameBuf::from(framed.freeze()), true)?;
     let response = response.await?;
     super::exchange::require_grpc(&response)?;
+    if let Some(refused) = super::exchange::status_in_headers(response.headers()) {
+        return Err(refused);
+    }
     let mut body = response.into_body();
     let mut reader = MessageReader::new(config::MAX_HEADER_LIST_SIZE as usize);
     let mut messages = VecDeque::new();

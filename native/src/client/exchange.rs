@@ -42,8 +42,8 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     let response = response.map_err(|error| refused_or_lost(call, error))?;
     require_grpc(&response)?;
     let (head, body) = response.into_parts();
-    if head.headers.contains_key("grpc-status") {
-        return Ok(status_of(&head.headers));
+    if let Some(status) = status_in_headers(&head.headers) {
+        return Ok(status);
     }
     if let Some(admission) = admission_of(&head.headers) {
         if !admission.accepted {
@@ -172,6 +172,11 @@ pub fn require_grpc(response: &http::Response<RecvStream>) -> Result<(), Status>
 fn admission_of(headers: &HeaderMap) -> Option<Admission> {
     let number = |name| headers.get(name)?.to_str().ok()?.parse::<u32>().ok();
     Some(Admission { accepted: number("accepted")? != 0, num_ongoing_requests: number("num_ongoing_requests")? })
+}
+
+/// The status of a response that has no message: its headers are its trailers.
+pub fn status_in_headers(headers: &HeaderMap) -> Option<Status> {
+    headers.contains_key("grpc-status").then(|| status_of(headers))
 }
 
 pub fn status_of(headers: &HeaderMap) -> Status {

@@ -10,7 +10,7 @@ use crate::service::{self, Dialect, Method};
 use crate::wire::{self, Envelope, FrameBuf, MessageReader, WireError};
 use bytes::Buf;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream, SendStream};
+use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, header};
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -208,11 +208,9 @@ fn trailers(status: &Status) -> HeaderMap {
 fn refuse(respond: &mut SendResponse<FrameBuf>, status: &Status) {
     let mut response = headers(None);
     response.headers_mut().extend(trailers(status));
-    // Fails when the peer has gone: then there is nobody to tell.
-    if respond.send_response(response, true).is_ok() {
-        // What still comes of the request is not read.
-        respond.send_reset(Reason::NO_ERROR);
-    }
+    // Fails when the peer has gone: then there is nobody to tell. What still comes of the request is not
+    // read: h2 resets the stream when its handles are dropped, after the response.
+    let _ = respond.send_response(response, true);
 }
 
 fn percent_encode(text: &str) -> String {
