@@ -79,7 +79,7 @@ def test_a_payload_travels_whole_as_item_of_a_stream(cluster: Cluster, size: int
 
 
 @pytest.mark.parametrize("size", [10, 100 * KIB, 2 * MIB])
-@same_as_actor(expect=["bytearray", True])
+@same_as_actor(native_only=True, expect=["bytearray", True])  # Ray's object store makes bytes of it
 def test_a_bytearray_stays_one(cluster: Cluster, size: int) -> Any:
     made = cluster.handle("Store", stores).make.remote(size, "bytearray").result(timeout_s=30)
     return [type(made).__name__, made == pattern(size)]
