@@ -31,7 +31,7 @@ ENVIRONMENTS = {
     "native": {"RAY_SERVE_USE_GRPC_BY_DEFAULT": "1", "RAY_SERVE_PROXY_USE_GRPC": "1", "RAY_SERVE_GRPC_NATIVE": "1"},
 }
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_SERVE_LOG_TO_STDERR": "0"}
-NAMES = {"actor": "actor calls", "grpc.aio": "Ray's grpc.aio", "native": "ray_serve_grpc"}
+NAMES = {"actor": "actor calls", "grpc.aio": "grpc.aio", "native": "ray_serve_grpc"}
 WORDS, STREAMS, WARM_UP = 200, 10, 15
 CHILD_SECONDS = 150
 
@@ -226,17 +226,17 @@ HOPS = {
     "decode": "Frontend - Decoder",
     "normalise": "Frontend - Normaliser",
     "classify": "Frontend - Classifier",
-    "tell": "Frontend - Narrator (stream)",
+    "tell": "Frontend - Narrator",
 }
 ROWS = (
-    # (title, what is sent -> what comes back, key of the time, key of the user code's time)
-    ("HTTP request, whole", "JPEG -> label", "whole", None),
-    ("  client - proxy - Frontend", "0.2 MB -> 40 B", "http", None),
-    ("  Frontend - Decoder", "0.2 MB -> 0.8 MB", "decode", "decode"),
-    ("  Frontend - Normaliser", "0.8 MB -> 2.4 MB", "normalise", "normalise"),
-    ("  Frontend - Classifier", "2.4 MB -> 40 B", "classify", "classify"),
-    ("Narrator: first word", "a few bytes", "first word", None),
-    (f"Narrator: {WORDS} words", "a few bytes each", "all words", None),
+    # (title, key of the time, key of the user code's time)
+    ("HTTP request, the whole", "whole", None),
+    ("  HTTP, proxy, 0.2 MB", "http", None),
+    ("  Decoder, 0.2 -> 0.8 MB", "decode", "decode"),
+    ("  Normaliser, 0.8 -> 2.4 MB", "normalise", "normalise"),
+    ("  Classifier, 2.4 MB ->", "classify", "classify"),
+    ("Narrator, first word", "first word", None),
+    (f"Narrator, {WORDS} words", "all words", None),
 )
 
 
@@ -246,25 +246,25 @@ def p50(reports: list[Report], group: str, key: str) -> float:
 
 
 def show(reports: dict[str, list[Report]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(width=max(110, Console().width)) if not sys.stdout.isatty() else Console()
-    carried = Table(title="What carried each hop", title_justify="left")
+    console = Console()
+    carried = Table(title="What carried each hop", title_justify="left", box=box.SIMPLE_HEAD)
     carried.add_column("hop")
-    times = Table(title="p50, milliseconds, one request at a time", title_justify="left")
-    times.add_column("hop")
-    times.add_column("sent -> returned")
-    times.add_column("of it user code", justify="right")
+    times = Table(title="p50 in ms, one request at a time", title_justify="left", box=box.SIMPLE_HEAD)
+    times.add_column("", no_wrap=True)
+    times.add_column("user code", justify="right")
     for name in reports:
         carried.add_column(NAMES[name])
         times.add_column(NAMES[name], justify="right")
     for hop, title in HOPS.items():
         carried.add_row(title, *(runs[0]["lanes"][hop] for runs in reports.values()))
-    for title, payload, key, work in ROWS:
+    for title, key, work in ROWS:
         everything = [run for runs in reports.values() for run in runs]
-        user_code = f"{p50(everything, 'work', work):.2f}" if work else ""
-        times.add_row(title, payload, user_code, *(f"{p50(runs, 'hops', key):.2f}" for runs in reports.values()))
+        user_code = f"{p50(everything, 'work', work):.1f}" if work else ""
+        times.add_row(title, user_code, *(f"{p50(runs, 'hops', key):.1f}" for runs in reports.values()))
     console.print()
     console.print(carried)
     console.print(times)
