@@ -1,0 +1,249 @@
+"""The replica's side of a call: hands it to Ray's `Replica`, and its results back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import pickle
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from ray_serve_grpc import _native, config, errors
+from ray_serve_grpc._native import ServerCall
+from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.seam import adapter
+from ray_serve_grpc.serializers import RPCSerializer, encoded_size
+
+logger = logging.getLogger(config.LOGGER_NAME)
+
+#: How long what user code has ended may take to answer the calls that are under way.
+LAST_WORDS_S = 0.2
+
+#: Characters of an error that go into the status of a call; headers have little room.
+LONGEST_DETAIL = 2000
+
+
+class Replica(Protocol):
+    """What the server uses of Ray's `Replica`."""
+
+    def get_num_ongoing_requests(self) -> int: ...
+
+    async def handle_request(self, metadata: Any, /, *args: Any, **kwargs: Any) -> Any: ...
+
+    def handle_request_streaming(self, metadata: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]: ...
+
+    def handle_request_with_rejection(self, metadata: Any, /, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        """First an object with `accepted` and `num_ongoing_requests`, then, if accepted, the results."""
+
+
+class ReplicaServer:
+    """Serves `InterDeploymentService` and Ray's own `ASGIService` for one replica."""
+
+    def __init__(
+        self, replica: Replica, *, host: str, unix_path: str | None, identity: str, authorization: str | None
+    ) -> None:
+        """Args:
+        host: address of this node; the port is chosen when the server starts.
+        unix_path: where callers on this node find the replica.
+        identity: the replica's actor id in hex.
+        authorization: the header that every call must carry.
+        """
+        self._replica = replica
+        self._host = host
+        self._unix_path = unix_path
+        self._identity = identity
+        self._authorization = authorization
+        self._limit = adapter.max_message_size()
+        self._server: _native.Server | None = None
+
+    async def start(self) -> int:
+        """Binds and serves. Returns the TCP port.
+
+        Raises:
+            OSError: nothing could be bound.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._bridge = bridge_for(self._loop)
+        # User code finds in its context what Ray has put there for the task that started the
+        # replica, as it does under Ray's own server.
+        self._context = contextvars.copy_context()
+        self._server = _native.Server(
+            self._bridge,
+            self._on_call,
+            host=self._host,
+            unix_path=self._unix_path,
+            identity=self._identity,
+            authorization=self._authorization,
+            max_message_size=self._limit,
+        )
+        return self._server.port
+
+    async def stop(self, grace_s: float) -> None:
+        """Takes no more calls, and cuts off what has not ended `grace_s` seconds later."""
+        server, self._server = self._server, None
+        if server is None:
+            return
+        ended = asyncio.Event()
+        server.stop(grace_s, self._bridge, ended.set)
+        await ended.wait()
+
+    def statistics(self) -> dict[str, int]:
+        return {} if self._server is None else self._server.statistics()
+
+    def __repr__(self) -> str:
+        state = "not serving" if self._server is None else f"port {self._server.port}, socket {self._server.unix_path}"
+        return f"<ReplicaServer of {self._identity}: {state}>"
+
+    def _on_call(self, call: ServerCall) -> None:
+        task = self._context.copy().run(self._loop.create_task, self._serve(call))
+        call.watch_cancel(self._bridge, task.cancel)
+
+    async def _serve(self, call: ServerCall) -> None:
+        """Answers one call, whatever user code does."""
+        method = call.method
+        streaming = method in (_native.METHOD_STREAMING, _native.METHOD_STREAMING_REJECTION)
+        rejection = method in (_native.METHOD_UNARY_REJECTION, _native.METHOD_STREAMING_REJECTION)
+        metadata = serializer = None
+        try:
+            metadata, serializer, args, kwargs = _request(call, streaming)
+            call.release()
+            if rejection:
+                results = self._replica.handle_request_with_rejection(metadata, *args, **kwargs)
+                del args, kwargs
+                admission = await results.__anext__()
+                call.admit(admission.accepted, admission.num_ongoing_requests)
+                rejection = False
+                if not admission.accepted:
+                    await results.aclose()
+                    if call.dialect == _native.DIALECT_STOCK:
+                        # grpcio reports a unary call without a message as failed.
+                        call.send(0, b"")
+                elif streaming:
+                    await self._stream(call, results, metadata, serializer)
+                else:
+                    result = await results.__anext__()
+                    # The request has ended in the replica's books when its generator has.
+                    async for _ in results:
+                        pass
+                    self._send(call, result, metadata, serializer)
+            elif streaming:
+                results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
+                del args, kwargs
+                await self._stream(call, results, metadata, serializer)
+            else:
+                running = self._replica.handle_request(metadata, *args, **kwargs)
+                del args, kwargs
+                self._send(call, await running, metadata, serializer)
+            call.finish()
+        except (SystemExit, KeyboardInterrupt) as error:
+            self._exit(call, error)
+        except BaseException as error:
+            # Also what user code raises past `Exception`; a caller must hear of it.
+            if not call.cancelled:
+                if rejection:
+                    # It failed before it was admitted. That is an answer, not a reason to ask another replica.
+                    call.admit(True, self._replica.get_num_ongoing_requests())
+                self._fail(call, error, metadata, serializer)
+
+    async def _stream(
+        self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
+    ) -> None:
+        try:
+            async for result in results:
+                if not self._send(call, result, metadata, serializer):
+                    await self._writable(call)
+        except (Exception, asyncio.CancelledError) as error:
+            # It may have struck outside of the generator, where the replica does not see it. Told of it,
+            # the replica cancels the request's own children and keeps its books right.
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await results.athrow(error)
+            raise
+
+    async def _writable(self, call: ServerCall) -> None:
+        future: asyncio.Future[None] = self._loop.create_future()
+        call.watch_writable(self._bridge, future)
+        await future
+
+    def _send(self, call: ServerCall, result: Any, metadata: Any, serializer: RPCSerializer) -> bool:
+        """Queues one value. False when the caller reads more slowly than they come.
+
+        Raises:
+            NotSerializable, MessageTooLarge: nothing was queued.
+        """
+        kind = _native.KIND_VALUE
+        body: Any
+        buffers: Sequence[Any] = ()
+        if metadata.is_http_request and metadata.is_streaming:
+            # ASGI messages, pickled already. The proxy takes them as they are; stock has no such kind.
+            body = result
+            if call.dialect == _native.DIALECT_NATIVE:
+                kind = _native.KIND_RAW
+        else:
+            if metadata.is_grpc_request:
+                result = (metadata.grpc_context, result.SerializeToString())
+            if call.dialect == _native.DIALECT_NATIVE:
+                body, buffers = serializer.encode_response(result)
+            else:
+                body = serializer.stock_response(result)
+        if buffers or type(body) is not bytes or len(body) > self._limit:
+            size = encoded_size(body, buffers)
+            if size > self._limit:
+                raise errors.response_too_large(size, self._limit)
+        return call.send(kind, body, buffers)
+
+    def _fail(self, call: ServerCall, error: BaseException, metadata: Any, serializer: RPCSerializer | None) -> None:
+        method = "unreadable request" if metadata is None else metadata.call_method
+        if call.dialect == _native.DIALECT_NATIVE:
+            kind, body = errors.encode(error, method=method, actor_id=self._identity, limit=self._limit)
+            call.send(kind, body)
+            call.finish()
+        elif serializer is None or serializer.response.name in ("cloudpickle", "pickle"):
+            call.send(1, errors.encode_stock(error, method=method, actor_id=self._identity))
+            call.finish()
+        else:
+            # A stock caller would read the error with a serialization that has no place for one.
+            call.finish(_native.STATUS_UNKNOWN, errors.remote_traceback(error)[:LONGEST_DETAIL])
+
+    def _exit(self, call: ServerCall, error: SystemExit | KeyboardInterrupt) -> None:
+        """Ends the process, as actor calls do: the thread of the user's loop has ended with this exception."""
+        logger.error("User code raised %r: this replica exits, and Serve starts another one.", error)
+        call.finish(_native.STATUS_UNAVAILABLE, f"user code ended the replica with {error!r}")
+        code = error.code if isinstance(error, SystemExit) else 1
+        status = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
+        server, self._server = self._server, None
+        if server is not None:
+            server.stop(LAST_WORDS_S, self._bridge, functools.partial(_end_process, status))
+
+
+def _request(call: ServerCall, is_streaming: bool) -> tuple[Any, RPCSerializer, Sequence[Any], dict[str, Any]]:
+    """(metadata, serializer, args, kwargs) of a call in either dialect."""
+    if call.dialect == _native.DIALECT_NATIVE:
+        metadata = adapter.metadata_from_wire(call.metadata, call.extra, is_streaming=is_streaming)
+        serializer = _serializer(metadata)
+        args, kwargs = serializer.decode_request(call.body, call.buffers)
+    else:
+        pickled, stock_args, stock_kwargs = call.fields
+        metadata = adapter.metadata_from_stock(memoryview(pickled))
+        serializer = _serializer(metadata)
+        args = serializer.request.loads(stock_args)
+        kwargs = serializer.request.loads(stock_kwargs)
+    if metadata.is_http_request or metadata.is_grpc_request:
+        # A proxy pickles its request once more than a handle does.
+        args = (pickle.loads(args[0]),)
+    return metadata, serializer, args, kwargs
+
+
+def _serializer(metadata: Any) -> RPCSerializer:
+    return RPCSerializer.named(
+        getattr(metadata, "request_serialization", "cloudpickle"),
+        getattr(metadata, "response_serialization", "cloudpickle"),
+    )
+
+
+def _end_process(status: int) -> None:
+    logging.shutdown()
+    os._exit(status)
