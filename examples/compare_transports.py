@@ -300,18 +300,11 @@ def find_faults(reports: dict[str, list[Report]]) -> list[str]:
 
 
 def summary(reports: dict[str, list[Report]]) -> str:
-    """One line: the answers agree, and how the times compare if ours was among them."""
-    hops = ("decode", "normalise", "classify")
-    texts = [f"all answers equal on {len(reports)} transports" if len(reports) > 1 else "all answers right"]
-    if "native" in reports:
-        ours = sum(p50(reports["native"], "hops", hop) for hop in hops)
-        texts += [f"every hop of ours carried by ray_serve_grpc; its three array hops took {ours:.1f} ms together"]
-        texts += [
-            f"{sum(p50(runs, 'hops', hop) for hop in hops):.1f} ms over {NAMES[name]}"
-            for name, runs in reports.items()
-            if name != "native"
-        ]
-    return "- " + ", ".join(texts)
+    """One line: the answers agree, what carried the calls, and how the times compare."""
+    answers = f"the same answers on {len(reports)} transports" if len(reports) > 1 else "all answers right"
+    carried = ", every hop of ours carried by ray_serve_grpc" if "native" in reports else ""
+    wholes = ", ".join(f"{p50(runs, 'hops', 'whole'):.1f} ms over {NAMES[name]}" for name, runs in reports.items())
+    return f"- {answers}{carried}; an HTTP request took {wholes} (p50)"
 
 
 def say(text: str) -> None:
