@@ -172,7 +172,8 @@ def replica_endpoints(replica_info: RunningReplicaInfo, actor_id: ray.ActorID) -
     endpoints = []
     if "unix" in lanes and replica_info.node_id and replica_info.node_id == _own_node_id():
         path = _socket_path(actor_id.hex())
-        if path is not None:
+        # Bound before the replica is published: without one, it is a replica without the plugin.
+        if path is not None and os.path.exists(path):
             endpoints.append(f"unix:{path}")
     if "tcp" in lanes and replica_info.port is not None:
         host = f"[{replica_info.node_ip}]" if ":" in (replica_info.node_ip or "") else replica_info.node_ip

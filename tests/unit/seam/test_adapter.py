@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -36,10 +37,24 @@ def session(tmp_path_factory, monkeypatch):
     return folder
 
 
+def bound_socket():
+    """Where a replica's server has its socket."""
+    _, path = adapter.server_binding(ACTOR)
+    Path(path).touch()
+    return path
+
+
 def test_on_one_node_the_socket_is_tried_first(session):
-    path = session / "rsg" / "0123456789abcdef.sock"
+    path = bound_socket()
+    assert path == str(session / "rsg" / "0123456789abcdef.sock")
     assert adapter.replica_endpoints(info(), ActorID()) == [f"unix:{path}", "tcp:127.0.0.1:5000"]
-    assert adapter.server_binding(ACTOR) == ("127.0.0.1", str(path))
+
+
+def test_a_replica_without_a_socket_is_reached_by_tcp_alone(session, settings):
+    """Retrying a socket that a replica without the plugin never binds would go on for ever."""
+    assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
+    settings(lanes=("unix",))
+    assert adapter.replica_endpoints(info(), ActorID()) == []
 
 
 @pytest.mark.parametrize("node_id", ["there", None, ""])
@@ -54,6 +69,7 @@ def test_an_ipv6_host_stands_in_brackets():
 
 
 def test_the_lanes_of_the_settings_are_kept_to(session, settings):
+    bound_socket()
     settings(lanes=("tcp",))
     assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
     assert adapter.server_binding(ACTOR) == ("127.0.0.1", None)
@@ -73,6 +89,7 @@ def test_a_path_too_long_for_a_socket_is_no_lane(session, monkeypatch):
     assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
     assert adapter.server_binding(ACTOR) == ("127.0.0.1", None)
     monkeypatch.setattr(adapter, "_session_folder", lambda: "/" + "x" * 80)
+    monkeypatch.setattr(os.path, "exists", lambda path: True)
     [unix, _] = adapter.replica_endpoints(info(), ActorID())
     assert len(unix.removeprefix("unix:")) == adapter.LONGEST_SOCKET_PATH
 
