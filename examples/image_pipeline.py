@@ -4,8 +4,8 @@
                      -> Narrator (streams text token by token) -> HTTP     GET /tell
 
 Nothing in the application knows which transport carries its calls; `serve run examples.image_pipeline:app` starts it.
-Run as a script, it starts the application on a local Ray cluster once for each transport, sends it real requests, and
-prints what carried each call and how long it took:
+Run as a script, it starts the application on a local Ray cluster for each transport, sends it real requests, and prints
+what carried each call and how long it took:
 
     python examples/image_pipeline.py [--requests N] [--rounds N] [--transports actor,grpc.aio,native]
 """

@@ -35,7 +35,8 @@ class Peer:
 
 
 _peers: dict[bytes, Peer] = {}
-_lock = threading.Lock()
+#: Reentrant: garbage collection may close a wrapper, and so release its channel, while the table is in use.
+_lock = threading.RLock()
 
 
 def lease(actor_id: bytes, endpoints: Sequence[str], *, deployment: str) -> Peer:
@@ -62,7 +63,7 @@ def release(peer: Peer) -> None:
 def statistics() -> dict[str, dict[str, int]]:
     """Actor id in hex -> the counters of the channel to it."""
     with _lock:
-        return {peer.actor_id.hex(): peer.channel.statistics() for peer in _peers.values()}
+        return {peer.actor_id.hex(): peer.channel.statistics() for peer in list(_peers.values())}
 
 
 def _channel(actor_id: bytes, endpoints: Sequence[str]) -> Channel:

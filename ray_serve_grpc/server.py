@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ray_serve_grpc import _native, config, errors
 from ray_serve_grpc._native import ServerCall
 from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.ownership import secured
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer, encoded_size
 
@@ -125,11 +126,11 @@ class ReplicaServer:
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
                 else:
-                    result = await results.__anext__()
+                    box = [await results.__anext__()]
                     # The request has ended in the replica's books when its generator has.
                     async for _ in results:
                         pass
-                    self._send(call, result, metadata, serializer)
+                    self._send(call, box, metadata, serializer)
             elif streaming:
                 results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
                 del args, kwargs
@@ -137,7 +138,7 @@ class ReplicaServer:
             else:
                 running = self._replica.handle_request(metadata, *args, **kwargs)
                 del args, kwargs
-                self._send(call, await running, metadata, serializer)
+                self._send(call, [await running], metadata, serializer)
             call.finish()
         except (SystemExit, KeyboardInterrupt) as error:
             self._exit(call, error)
@@ -154,7 +155,9 @@ class ReplicaServer:
     ) -> None:
         try:
             async for result in results:
-                if not self._send(call, result, metadata, serializer):
+                box = [result]
+                del result
+                if not self._send(call, box, metadata, serializer):
                     await self._writable(call)
         except (Exception, asyncio.CancelledError) as error:
             # It may have struck outside of the generator, where the replica does not see it. Told of it,
@@ -168,8 +171,8 @@ class ReplicaServer:
         call.watch_writable(self._bridge, future)
         await future
 
-    def _send(self, call: ServerCall, result: Any, metadata: Any, serializer: RPCSerializer) -> bool:
-        """Queues one value. False when the caller reads more slowly than they come.
+    def _send(self, call: ServerCall, box: list[Any], metadata: Any, serializer: RPCSerializer) -> bool:
+        """Queues the value in `box`, its only holder. False when the caller reads more slowly than they come.
 
         Raises:
             NotSerializable, MessageTooLarge: nothing was queued.
@@ -179,14 +182,18 @@ class ReplicaServer:
         buffers: Sequence[Any] = ()
         if metadata.is_http_request and metadata.is_streaming:
             # ASGI messages, pickled already. The proxy takes them as they are; stock has no such kind.
-            body = result
+            body = box[0]
             if call.dialect == _native.DIALECT_NATIVE:
                 kind = _native.KIND_RAW
         else:
+            result = box[0]
             if metadata.is_grpc_request:
                 result = (metadata.grpc_context, result.SerializeToString())
             if call.dialect == _native.DIALECT_NATIVE:
                 body, buffers = serializer.encode_response(result)
+                del result
+                if buffers:
+                    buffers = secured(box, buffers)
             else:
                 body = serializer.stock_response(result)
         if buffers or type(body) is not bytes or len(body) > self._limit:

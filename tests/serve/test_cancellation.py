@@ -15,16 +15,16 @@ from harness.cluster import until
 @deployment(max_ongoing_requests=3)
 class Leaf:
     async def hold(self, key: str) -> None:
-        await note(f"{key} leaf started")
         try:
+            await note(f"{key} leaf started")
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             await note(f"{key} leaf cancelled")
             raise
 
     async def items(self, key: str) -> Any:
-        await note(f"{key} items started")
         try:
+            await note(f"{key} items started")
             number = 0
             while True:
                 yield number

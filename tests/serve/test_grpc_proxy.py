@@ -46,8 +46,8 @@ class Greeter:
             yield serve_pb2.UserDefinedResponse(greeting=f"{number}", num_x2=number)
 
     async def _hold(self, key: str) -> Any:
-        await note(f"{key} running")
         try:
+            await note(f"{key} running")
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             await note(f"{key} cancelled")

@@ -87,8 +87,8 @@ class Web:
 
     @api.get("/hold")
     async def hold(self, key: str) -> str:
-        await note(f"{key} running")
         try:
+            await note(f"{key} running")
             await asyncio.Event().wait()
         except asyncio.CancelledError:
             await note(f"{key} cancelled")

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import ray
 from harness import Cluster, deployment, outcome, same_as_actor
-from harness.board import passage
 
 
 @deployment
 class Maker:
     def value(self, value: Any) -> Any:
         return value
-
-    async def held(self, gate: str) -> str:
-        await passage(gate)
-        return "late"
 
     def fail(self) -> None:
         raise ValueError("no value to be had")
@@ -89,17 +83,6 @@ def test_a_reference_can_be_an_argument_of_a_task_and_of_a_call(cluster: Cluster
         ray.get(increment.remote(handle.value.remote(2)._to_object_ref_sync()), timeout=60),
         handle.value.remote(handle.value.remote("value")._to_object_ref_sync()).result(timeout_s=20),
     ]
-
-
-@same_as_actor(stock=False, expect=[True, "late"])
-def test_asking_for_a_reference_does_not_wait_for_the_value(cluster: Cluster) -> Any:
-    gate = cluster.key()
-    started = time.monotonic()
-    reference = maker(cluster).held.remote(gate)._to_object_ref_sync()
-    quick = time.monotonic() - started < 5
-    ready, _ = ray.wait([reference], timeout=0.1)
-    cluster.board.open(gate)
-    return [quick and not ready, ray.get(reference, timeout=20)]
 
 
 @same_as_actor(stock=False, expect=[["ValueError"], ["no value to be had"]])
