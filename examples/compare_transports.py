@@ -180,9 +180,9 @@ def show(reports: dict[str, Report]) -> None:
     from rich.table import Table
 
     console = Console()
-    carried = Table(title="What carried each hop", title_justify="left", box=box.SIMPLE_HEAD)
+    carried = Table(title="What carried each hop", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     carried.add_column("hop", no_wrap=True)
-    times = Table(title="p50 in ms, one request at a time", title_justify="left", box=box.SIMPLE_HEAD)
+    times = Table(title="p50 in ms, one request at a time", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     times.add_column("", no_wrap=True)
     times.add_column("user code", justify="right", no_wrap=True)
     for name in reports:
