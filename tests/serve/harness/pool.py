@@ -80,7 +80,7 @@ class Worker:
         lines = _matching(self._log)
         if self._session:
             for path in (Path(self._session) / "logs").rglob("*"):
-                if path.is_file() and not path.name.startswith(("gcs_server", "raylet.out")):
+                if path.suffix in {".err", ".out", ".log"} and not path.name.startswith(("gcs_server", "raylet.out")):
                     lines += _matching(path)
         return lines
 
@@ -194,8 +194,10 @@ class Pool:
 
 
 def _matching(path: Path) -> list[str]:
+    """The noisy lines of a log, each with the lines after it, which tell of where it came from."""
     try:
-        with path.open(errors="replace") as file:
-            return [f"{path.name}: {line.strip()[:300]}" for line in file if NOISE.search(line)]
+        lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return []
+    noisy = [number for number, line in enumerate(lines) if NOISE.search(line)]
+    return ["\n    ".join([f"{path.name}: {lines[n][:300]}", *lines[n + 1 : n + 25]]) for n in noisy[:20]]
