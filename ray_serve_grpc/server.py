@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ray_serve_grpc import _native, config, errors
 from ray_serve_grpc._native import ServerCall
 from ray_serve_grpc.bridge import bridge_for
-from ray_serve_grpc.ownership import secured
+from ray_serve_grpc.ownership import let_go, secured
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer, encoded_size
 
@@ -59,6 +59,7 @@ class ReplicaServer:
         self._identity = identity
         self._authorization = authorization
         self._limit = adapter.max_message_size()
+        self._threads = adapter.user_code_has_its_own_thread(replica)
         self._server: _native.Server | None = None
 
     async def start(self) -> int:
@@ -126,11 +127,7 @@ class ReplicaServer:
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
                 else:
-                    box = [await results.__anext__()]
-                    # The request has ended in the replica's books when its generator has.
-                    async for _ in results:
-                        pass
-                    self._send(call, box, metadata, serializer)
+                    await self._unary(call, results, metadata, serializer)
             elif streaming:
                 results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
                 del args, kwargs
@@ -138,7 +135,9 @@ class ReplicaServer:
             else:
                 running = self._replica.handle_request(metadata, *args, **kwargs)
                 del args, kwargs
-                self._send(call, [await running], metadata, serializer)
+                box = [await running]
+                kind, body, buffers = self._encoded(call, box, metadata, serializer)
+                call.send(kind, body, secured(box, buffers))
             call.finish()
         except (SystemExit, KeyboardInterrupt) as error:
             self._exit(call, error)
@@ -150,20 +149,36 @@ class ReplicaServer:
                     call.admit(True, self._replica.get_num_ongoing_requests())
                 self._fail(call, error, metadata, serializer)
 
+    async def _unary(
+        self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
+    ) -> None:
+        box = [await results.__anext__()]
+        try:
+            kind, body, buffers = self._encoded(call, box, metadata, serializer)
+            if buffers and self._threads:
+                await let_go(box, buffers)
+        except (Exception, asyncio.CancelledError) as error:
+            await _throw(results, error)
+            raise
+        # The request has ended in the replica's books when its generator has. Until then it holds its
+        # slot, and from here on nothing else runs before its result is secured.
+        async for _ in results:
+            pass
+        call.send(kind, body, secured(box, buffers) if buffers else ())
+
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
     ) -> None:
         try:
             async for result in results:
-                box = [result]
-                del result
-                if not self._send(call, box, metadata, serializer):
+                kind, body, buffers = self._encoded(call, [result], metadata, serializer)
+                if buffers:
+                    # The generator that made it may use its memory again for the next one.
+                    buffers = secured([result], buffers)
+                if not call.send(kind, body, buffers):
                     await self._writable(call)
         except (Exception, asyncio.CancelledError) as error:
-            # It may have struck outside of the generator, where the replica does not see it. Told of it,
-            # the replica cancels the request's own children and keeps its books right.
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await results.athrow(error)
+            await _throw(results, error)
             raise
 
     async def _writable(self, call: ServerCall) -> None:
@@ -171,11 +186,13 @@ class ReplicaServer:
         call.watch_writable(self._bridge, future)
         await future
 
-    def _send(self, call: ServerCall, box: list[Any], metadata: Any, serializer: RPCSerializer) -> bool:
-        """Queues the value in `box`, its only holder. False when the caller reads more slowly than they come.
+    def _encoded(
+        self, call: ServerCall, box: list[Any], metadata: Any, serializer: RPCSerializer
+    ) -> tuple[int, Any, Sequence[Any]]:
+        """(kind, body, buffers) of a message with the value in `box`.
 
         Raises:
-            NotSerializable, MessageTooLarge: nothing was queued.
+            NotSerializable, MessageTooLarge
         """
         kind = _native.KIND_VALUE
         body: Any
@@ -186,21 +203,17 @@ class ReplicaServer:
             if call.dialect == _native.DIALECT_NATIVE:
                 kind = _native.KIND_RAW
         else:
-            result = box[0]
             if metadata.is_grpc_request:
-                result = (metadata.grpc_context, result.SerializeToString())
+                box[0] = (metadata.grpc_context, box[0].SerializeToString())
             if call.dialect == _native.DIALECT_NATIVE:
-                body, buffers = serializer.encode_response(result)
-                del result
-                if buffers:
-                    buffers = secured(box, buffers)
+                body, buffers = serializer.encode_response(box[0])
             else:
-                body = serializer.stock_response(result)
+                body = serializer.stock_response(box[0])
         if buffers or type(body) is not bytes or len(body) > self._limit:
             size = encoded_size(body, buffers)
             if size > self._limit:
                 raise errors.response_too_large(size, self._limit)
-        return call.send(kind, body, buffers)
+        return kind, body, buffers
 
     def _fail(self, call: ServerCall, error: BaseException, metadata: Any, serializer: RPCSerializer | None) -> None:
         method = "unreadable request" if metadata is None else metadata.call_method
@@ -249,6 +262,15 @@ def _serializer(metadata: Any) -> RPCSerializer:
         getattr(metadata, "request_serialization", "cloudpickle"),
         getattr(metadata, "response_serialization", "cloudpickle"),
     )
+
+
+async def _throw(results: AsyncGenerator[Any, None], error: BaseException) -> None:
+    """Tells the replica of an error that struck outside of its generator, where it does not see it.
+
+    It then cancels the request's own children if that is what the error is, and keeps its books right.
+    """
+    with contextlib.suppress(Exception, asyncio.CancelledError):
+        await results.athrow(error)
 
 
 def _end_process(status: int) -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "server_binding",
     "tls_enabled",
     "track_in_flight",
+    "user_code_has_its_own_thread",
 ]
 
 logger = logging.getLogger(config.LOGGER_NAME)
@@ -153,6 +154,12 @@ def in_ray_client() -> bool:
     """Whether this process is the driver of a Ray Client, which cannot reach replicas directly."""
     client: Any = importlib.import_module("ray.util.client").ray
     return bool(client.is_connected())
+
+
+def user_code_has_its_own_thread(replica: Any) -> bool:
+    """Whether results come to the loop of `Replica` from the loop of another thread."""
+    wrapper = getattr(replica, "_user_callable_wrapper", None)
+    return bool(getattr(wrapper, "_run_user_code_in_separate_thread", True))
 
 
 # Where replicas are, and who may talk to them.
