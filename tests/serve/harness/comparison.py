@@ -19,7 +19,7 @@ def same_as_actor(
     stock: bool = True,
     native_only: bool = False,
     timeout: float = 60.0,
-    extra: dict[str, str] | None = None,
+    extra: dict[str, str] | Callable[..., dict[str, str]] | None = None,
     agrees: Callable[[Any, Any], bool] = operator.eq,
 ) -> Callable[[Callable[..., Any]], Callable[..., None]]:
     """Makes a test of a scenario: `def test_behaviour(cluster, **parameters) -> outcome`.
@@ -33,7 +33,7 @@ def same_as_actor(
             says how).
         native_only: no actor path to compare with: `expect` decides.
         timeout: seconds for the slowest transport.
-        extra: environment variables of clusters of their own.
+        extra: environment variables of clusters of their own; may be a function of the test's parameters.
         agrees: (actor path's outcome, another's) -> whether that other is right; equal, unless told.
     """
 
@@ -49,8 +49,9 @@ def same_as_actor(
             ]
             if not names:
                 pytest.skip(f"not a test of {', '.join(selected)}")
+            variables = extra(**parameters) if callable(extra) else extra
             outcomes = pool.run(
-                names, scenario.__module__, scenario.__qualname__, parameters, timeout=timeout, extra=extra
+                names, scenario.__module__, scenario.__qualname__, parameters, timeout=timeout, extra=variables
             )
             for name in names:
                 if expect is _NOTHING:
