@@ -1,0 +1,15 @@
+"""Benchmarks of the transport, side by side with what else could carry the calls.
+
+Layout:
+    cli         `python -m bench …`
+    serve/      calls between Ray Serve deployments: actor calls over Plasma, Ray's grpc.aio, ours
+    payloads    sizes, and values of a size
+    clocks      CPU time of processes, by role
+    samples     what one measurement gives, and how the rounds of a cell become figures
+    results     the result files
+    machine     what they were measured on
+    tables      results on a terminal
+
+A cell is one test at one size with one variant. The variants of a cell are measured in turns, several rounds, each in
+processes of its own; a figure is the median of its rounds, with the lowest and the highest beside it.
+"""

@@ -1,0 +1,97 @@
+"""`python -m bench …`"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from bench import payloads, results, tables
+from bench.serve import plan, variants
+
+console = Console(highlight=False, markup=False)
+
+
+class Several(click.ParamType):
+    """A comma-separated choice."""
+
+    name = "list"
+
+    def __init__(self, *choices: str) -> None:
+        self._choices = choices
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        if isinstance(value, tuple):
+            return value
+        chosen = tuple(str(value).split(","))
+        for choice in chosen:
+            if choice not in self._choices:
+                self.fail(f"{choice!r} is not one of {', '.join(self._choices)}", param, ctx)
+        return chosen
+
+
+class Sizes(click.ParamType):
+    name = "list"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
+        try:
+            return tuple(payloads.parse_size(size) for size in str(value).split(","))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def main() -> None:
+    commands(prog_name="python -m bench")
+
+
+@click.group(context_settings={"show_default": True, "max_content_width": 110})
+def commands() -> None:
+    """Benchmarks of ray_serve_grpc, side by side with what else could carry the calls."""
+
+
+@commands.command()
+@click.option("--sizes", type=Sizes(), default=",".join(payloads.SIZES), help="Payloads.")
+@click.option("--kinds", type=Several(*payloads.KINDS), default=",".join(payloads.KINDS), help="Types of payload.")
+@click.option("--tests", type=Several(*plan.TESTS), default=",".join(plan.TESTS), help="What to measure.")
+@click.option("--variants", "chosen", type=Several(*variants.VARIANTS), default=",".join(variants.VARIANTS))
+@click.option(
+    "--modes", type=Several(*variants.MODES), default=None, help="Of threading.  [default: both; quick: default]"
+)
+@click.option("--quick", is_flag=True, help="Short rounds, without streams: about two minutes for three sizes.")
+@click.option("--full", is_flag=True, help="More and longer rounds.")
+@click.option("--rounds", type=click.IntRange(1), default=None, help="Turns of each variant.")
+@click.option("--seconds", type=float, default=None, help="Of each measurement.")
+@click.option("--output", type=click.Path(path_type=Path), default=None, help="Result file.")
+def serve(
+    sizes: tuple[int, ...],
+    kinds: tuple[str, ...],
+    tests: tuple[str, ...],
+    chosen: tuple[str, ...],
+    modes: tuple[str, ...] | None,
+    quick: bool,
+    full: bool,
+    rounds: int | None,
+    seconds: float | None,
+    output: Path | None,
+) -> None:
+    """Calls between Ray Serve deployments, over each transport."""
+    from bench.serve.run import run
+
+    effort = plan.QUICK if quick else plan.FULL if full else plan.NORMAL
+    effort = plan.Effort(rounds or effort.rounds, seconds or effort.seconds)
+    if quick and tests == plan.TESTS:
+        tests = tuple(test for test in tests if test not in ("streams", "paced"))
+    modes = modes or (variants.MODES[:1] if quick else variants.MODES)
+    cells = list(plan.cells(tests, kinds, sizes))
+    found = results.Results("serve", {"rounds": effort.rounds, "seconds": effort.seconds})
+    path = output or results.FOLDER / time.strftime("serve-%Y%m%d-%H%M%S.json")
+    try:
+        for mode in modes:
+            run(found, mode, chosen, cells, effort, console.print)
+    finally:
+        if found.cells:
+            found.write(path)
+    tables.show_serve(results.load(path))
+    console.print(f"{found.seconds:.0f} s; results in {path}")

@@ -1,0 +1,42 @@
+"""The result files: JSON, one per run of a bench."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench import machine
+
+FOLDER = Path(__file__).resolve().parent / "results"
+
+
+@dataclass
+class Results:
+    """One run. `cells` holds a dict per cell: what was measured, and its figures or its error."""
+
+    bench: str
+    options: dict[str, Any]
+    about: dict[str, Any] = field(default_factory=machine.describe)
+    started: float = field(default_factory=time.time)
+    seconds: float = 0.0
+    cells: list[dict[str, Any]] = field(default_factory=list)
+
+    def write(self, path: Path) -> None:
+        self.seconds = round(time.time() - self.started, 1)
+        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
+        content = {"bench": self.bench, "started": started, "seconds": self.seconds, **self.about}
+        content |= {"options": self.options, "cells": self.cells}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def load(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def rounded(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: {key: float(f"{value:.5g}") for key, value in spread.items()} for name, spread in figures.items()}

@@ -1,0 +1,109 @@
+"""Results on a terminal."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bench.payloads import format_size
+from bench.serve.variants import NATIVE
+
+#: test -> (title, figure, unit, whether more is better)
+SERVE_TESTS = {
+    "latency": ("latency, one at a time", "p50_ms", "ms", False),
+    "chain": ("chain: caller - middle - leaf and back", "p50_ms", "ms", False),
+    "throughput": ("throughput", "per_s", "calls/s", True),
+    "streams": ("streams without pause", "per_s", "items/s", True),
+    "paced": ("streams of 50 items/s: lag", "p50_ms", "ms", False),
+}
+
+Cells = dict[tuple[Any, ...], dict[str, dict[str, Any]]]
+
+
+def by_cell(content: dict[str, Any]) -> Cells:
+    """(mode, test, kind, size, in flight) -> variant -> entry of the file; in the file's order."""
+    grouped: Cells = {}
+    for entry in content["cells"]:
+        key = tuple(entry.get(name) for name in ("mode", "test", "kind", "size", "in_flight"))
+        grouped.setdefault(key, {})[entry["variant"]] = entry
+    return grouped
+
+
+def value(entry: dict[str, Any] | None, figure: str) -> float | None:
+    if entry is None or figure not in entry.get("figures", {}):
+        return None
+    return float(entry["figures"][figure]["median"])
+
+
+def ratio(entries: dict[str, dict[str, Any]], figure: str, more_is_better: bool, ours: str = NATIVE) -> float | None:
+    """How much better ours is than the best of the others: 2 is twice as fast, 0.5 half as fast."""
+    mine = value(entries.get(ours), figure)
+    others = [other for name, entry in entries.items() if name != ours and (other := value(entry, figure)) is not None]
+    if not mine or not others:
+        return None
+    return mine / max(others) if more_is_better else min(others) / mine
+
+
+def show_serve(content: dict[str, Any]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 120
+    cells = by_cell(content)
+    variants = list(dict.fromkeys(entry["variant"] for entry in content["cells"]))
+    order = "/".join(variants)
+    for mode in dict.fromkeys(key[0] for key in cells):
+        for test, (title, figure, unit, more_is_better) in SERVE_TESTS.items():
+            rows = {key: entries for key, entries in cells.items() if key[:2] == (mode, test)}
+            if not rows:
+                continue
+            table = Table(title=f"{title}, mode {mode}", title_justify="left", box=box.SIMPLE_HEAD)
+            table.add_column(unit)
+            for variant in variants:
+                table.add_column(variant, justify="right", no_wrap=True)
+            table.add_column("ours is", justify="right", no_wrap=True)
+            table.add_column(f"p99 ms, {order}", justify="right", no_wrap=True)
+            table.add_column(f"CPU ms, {order}", justify="right", no_wrap=True)
+            for (_, _, kind, size, in_flight), entries in rows.items():
+                name = f"{kind} {format_size(size)} x{in_flight}" if size else f"{in_flight} streams"
+                times = ratio(entries, figure, more_is_better)
+                table.add_row(
+                    name.removesuffix(" x1"),
+                    *(with_spread(entries.get(variant), figure) for variant in variants),
+                    f"[bold]{times:.2f}x" if times else "",
+                    *(
+                        " / ".join(number(value(entries.get(variant), other)) for variant in variants)
+                        for other in ("p99_ms", "cpu_ms")
+                    ),
+                )
+            console.print(table)
+    console.print(disturbance(content))
+
+
+def disturbance(content: dict[str, Any]) -> str:
+    """What else the machine did meanwhile."""
+    busy = [found for entry in content["cells"] if (found := value(entry, "foreign_cores")) is not None]
+    if not busy:
+        return ""
+    return f"other processes used {statistics.median(busy):.2f} of {content['machine']['cores']} cores (median)"
+
+
+def with_spread(entry: dict[str, Any] | None, figure: str) -> str:
+    """The median, and how far the rounds went from it."""
+    middle = value(entry, figure)
+    if entry is None or middle is None:
+        return "failed" if entry else ""
+    spread = entry["figures"][figure]
+    far = max(spread["max"] - middle, middle - spread["min"]) / middle if middle else 0.0
+    return f"{number(middle)} [dim]±{far:.0%}[/]"
+
+
+def number(amount: float | None) -> str:
+    if amount is None:
+        return ""
+    if amount >= 1000:
+        return f"{amount:,.0f}"
+    return f"{amount:.3g}"
