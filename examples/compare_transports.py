@@ -221,6 +221,8 @@ def find_faults(reports: dict[str, Report]) -> list[str]:
             if status["active"] != (name == "native"):
                 state = "on" if status["active"] else "off"
                 faults.append(f"{NAMES[name]}: the plugin is {state} in {process}: {status['reason']}")
+            elif status["active"] and status["reason"]:
+                faults.append(f"{NAMES[name]}: in {process}: {status['reason']}")
         faults += [
             f"{NAMES[name]}: {HOPS[hop]} was carried by {carrier}"
             for hop, carrier in report["lanes"].items()
