@@ -64,7 +64,7 @@ def cluster() -> Iterator[int]:
     import image_pipeline
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    folder = tempfile.mkdtemp(prefix="rsg")
+    folder = tempfile.mkdtemp(prefix="rsgd")
     try:
         ray.init(
             address="local",
