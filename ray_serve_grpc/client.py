@@ -392,12 +392,14 @@ class gRPCReplicaResult(ReplicaResult):
 
     def _take(self) -> Message | None:
         """The next message that has come, in order."""
+        if self._cancelled:
+            return None
         try:
             return self._messages.popleft()
         except IndexError:
             pass
         call = self._call
-        if call is None or self._cancelled:
+        if call is None:
             return None
         message = call.take()
         if message is not None and not message[2] and len(message[1]) <= BATCHED:

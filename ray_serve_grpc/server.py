@@ -24,6 +24,9 @@ logger = logging.getLogger(config.LOGGER_NAME)
 #: How long what user code has ended may take to answer the calls that are under way.
 LAST_WORDS_S = 0.2
 
+#: Items of a stream after which the loop gets a turn, even if user code never awaits anything.
+BURST = 64
+
 #: Characters of an error that go into the status of a call; headers have little room.
 LONGEST_DETAIL = 2000
 
@@ -169,14 +172,20 @@ class ReplicaServer:
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
     ) -> None:
+        sent = 0
         try:
             async for result in results:
                 kind, body, buffers = self._encoded(call, [result], metadata, serializer)
                 if buffers:
                     # The generator that made it may use its memory again for the next one.
                     buffers = secured([result], buffers)
+                sent += 1
                 if not call.send(kind, body, buffers):
                     await self._writable(call)
+                elif sent % BURST == 0:
+                    await asyncio.sleep(0)
+                if call.cancelled:
+                    raise asyncio.CancelledError
         except (Exception, asyncio.CancelledError) as error:
             await _throw(results, error)
             raise
