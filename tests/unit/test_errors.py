@@ -131,6 +131,25 @@ def test_causes_are_in_the_text():
     assert "the root" in str(raised)
 
 
+def test_causes_are_in_the_text_although_rays_replica_hides_them():
+    def chained() -> None:
+        try:
+            raise ZeroDivisionError("the root")
+        except ZeroDivisionError as root:
+            raise KeyError("outer") from root
+
+    try:
+        try:
+            chained()
+        except KeyError as error:
+            user_exception = error
+        raise user_exception from None
+    except KeyError as error:
+        raised = arrived(error)
+        assert error.__suppress_context__
+    assert "the root" in str(raised)
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
