@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import os
 import threading
 from weakref import WeakKeyDictionary
 
@@ -37,3 +38,6 @@ def _forget() -> None:
     """A forked child has none of the parent's loops; its bridges would wake the parent's."""
     global _bridges
     _bridges = WeakKeyDictionary()
+
+
+os.register_at_fork(after_in_child=_forget)

@@ -146,14 +146,14 @@ def remote_traceback(error: BaseException) -> str:
     Ray's replica raises what user code raised once more, `from None`, and so hides its cause:
     here it is seen again, as the context that Python keeps beside it.
     """
-    hidden = error.__cause__ is None and error.__suppress_context__
+    suppressed = error.__suppress_context__
     try:
-        error.__suppress_context__ = not hidden and error.__suppress_context__
+        error.__suppress_context__ = suppressed and error.__cause__ is not None
         return "".join(traceback.format_exception(type(error), error, _outside(error.__traceback__)))
     except Exception as broken:
         return f"{type(error).__name__} (its traceback cannot be made: {type(broken).__name__})\n"
     finally:
-        error.__suppress_context__ = hidden or error.__suppress_context__
+        error.__suppress_context__ = suppressed
 
 
 def unavailable(actor_id: bytes, where: str, happened: str, advice: str) -> ActorUnavailableError:

@@ -58,3 +58,14 @@ async def test_callbacks_do_not_see_the_context_of_whoever_asked_first():
 
     bridge._register(Loop())
     assert variable not in registered[0]
+
+
+def test_a_forked_child_has_bridges_of_its_own():
+    async def ask() -> object:
+        return bridge_for(asyncio.get_running_loop())
+
+    loop = asyncio.new_event_loop()
+    before = loop.run_until_complete(ask())
+    bridge._forget()
+    assert loop.run_until_complete(ask()) is not before
+    loop.close()
