@@ -47,8 +47,9 @@ def status() -> "dict[str, Any]":
         calls: lane -> kind of call -> calls made since the process started; lane "stock" is Ray's own
             protocol, to a replica without the plugin.
         served: the same for calls that came in.
+        shared_memory: what of them went through the shm lane: messages_sent, bytes_sent, bytes_forwarded, …
     """
-    from ray_serve_grpc import metrics
+    from ray_serve_grpc import lanes, metrics
     from ray_serve_grpc.seam import activation
 
     active, reason = activation.report()
@@ -59,9 +60,10 @@ def status() -> "dict[str, Any]":
         "ray_version": activation.ray_version(),
         "adapter": activation.forms.get("replica") or activation.forms.get("client"),
         "parts": {part: outcome or "active" for part, outcome in activation.outcomes.items()},
-        "lanes": metrics.lanes() if active else [],
+        "lanes": lanes.allowed() if active else [],
         "calls": metrics.calls(),
         "served": metrics.served(),
+        "shared_memory": metrics.shared_memory(),
         "pid": os.getpid(),
     }
 

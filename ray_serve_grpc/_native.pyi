@@ -241,6 +241,11 @@ class Server:
         """Cuts everything off now."""
     def statistics(self) -> dict[str, int]: ...
 
-def set_max_message_size(size: int) -> None: ...
+def set_shm_limit(bytes: int) -> None:
+    """Bytes of shared memory that this process may have for what it sends. 0, as at the start: no shared memory.
+
+    Connections and servers made from here on go by it.
+    """
+
 def statistics() -> dict[str, int]:
     """Counters of this process: calls by lane and kind, bytes, connections, cancels, rejections."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ray_serve_grpc import config
+from ray_serve_grpc import config, lanes
 from ray_serve_grpc._native import Channel
 from ray_serve_grpc.seam import adapter
 
@@ -67,6 +67,7 @@ def statistics() -> dict[str, dict[str, int]]:
 
 
 def _channel(actor_id: bytes, endpoints: Sequence[str]) -> Channel:
+    lanes.prepare()
     settings = config.settings()
     return Channel(
         endpoints,

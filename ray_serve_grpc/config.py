@@ -163,9 +163,10 @@ class Settings:
     )
     shm_limit: int = setting(
         "RAY_SERVE_GRPC_SHM_LIMIT",
-        1 * GIB,
-        Bytes(0, 1024 * GIB),
-        "Most shared memory that one process keeps for the shm lane; over it, bytes take the socket.",
+        -1,
+        Bytes(-1, 1024 * GIB),
+        "Most shared memory that one process keeps for the shm lane; over it, bytes take the socket. "
+        "-1: a tenth of the memory of the machine or of the container.",
     )
     connect_timeout: float = setting(
         "RAY_SERVE_GRPC_CONNECT_TIMEOUT_S",

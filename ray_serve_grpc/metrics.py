@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from ray_serve_grpc import config
 
-#: lanes that the core has
-CARRIED = ("unix", "tcp")
-
-
-def lanes() -> list[str]:
-    """Lanes that calls of this process may take, in the order they are tried."""
-    allowed = config.settings().lanes
-    return [lane for lane in CARRIED if lane in allowed]
+def shared_memory() -> dict[str, int]:
+    """What went through shared memory: messages and bytes sent, bytes of those passed on without a copy, …"""
+    return {name.removeprefix("shm_"): value for name, value in statistics().items() if name.startswith("shm_")}
 
 
 def calls() -> dict[str, dict[str, int]]:
@@ -26,13 +20,18 @@ def served() -> dict[str, dict[str, int]]:
 
 def counted(prefix: str) -> dict[str, dict[str, int]]:
     """The counters named <prefix><lane>_<kind>."""
-    try:
-        from ray_serve_grpc import _native
-    except ImportError:
-        return {}
     counts: dict[str, dict[str, int]] = {}
-    for name, value in _native.statistics().items():
+    for name, value in statistics().items():
         lane, separator, kind = name.removeprefix(prefix).partition("_")
         if name.startswith(prefix) and separator:
             counts.setdefault(lane, {})[kind] = value
     return counts
+
+
+def statistics() -> dict[str, int]:
+    """All counters; none without a native core."""
+    try:
+        from ray_serve_grpc import _native
+    except ImportError:
+        return {}
+    return _native.statistics()

@@ -12,7 +12,7 @@ import pickle
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Protocol
 
-from ray_serve_grpc import _native, config, errors
+from ray_serve_grpc import _native, config, errors, lanes
 from ray_serve_grpc._native import ServerCall
 from ray_serve_grpc.bridge import bridge_for
 from ray_serve_grpc.ownership import let_go, secured
@@ -76,6 +76,7 @@ class ReplicaServer:
         # User code finds in its context what Ray has put there for the task that started the
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
+        lanes.prepare()
         self._server = _native.Server(
             self._bridge,
             self._on_call,

@@ -70,6 +70,15 @@ counters! {
     server_connections,
     /// Calls whose `authorization` was missing or wrong.
     server_unauthenticated,
+    /// Messages whose buffers went through shared memory, and their bytes.
+    shm_messages_sent,
+    shm_bytes_sent,
+    /// Of those, bytes that were passed on where they lay, without a copy.
+    shm_bytes_forwarded,
+    shm_messages_received,
+    /// Messages that found no warm segment and went by the socket.
+    shm_fallbacks,
+    shm_trimmed,
     /// Wake-ups of event loops, and what they brought: their ratio is the batch size.
     bridge_wakeups,
     bridge_completions,

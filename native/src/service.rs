@@ -29,6 +29,11 @@ const METHODS: [(Method, &str); 4] = [
 
 pub const HANDSHAKE_PATH: &str = "/ray_serve_grpc.v1.InterDeploymentService/Handshake";
 
+/// Header of a Handshake that names the side socket of its connection.
+pub const NONCE_HEADER: &str = "lane-nonce";
+/// Capability: buffers may be lent as shared memory on this connection.
+pub const SHM: &str = "shm";
+
 impl Dialect {
     fn service(self) -> &'static str {
         match self {

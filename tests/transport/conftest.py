@@ -9,7 +9,7 @@ import pytest
 import uvloop
 
 
-@pytest.fixture(params=["tcp", "unix"])
+@pytest.fixture(params=["tcp", "unix", "shm"])
 def lane(request: pytest.FixtureRequest) -> str:
     return request.param
 

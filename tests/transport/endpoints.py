@@ -11,6 +11,9 @@ from typing import Any
 from ray_serve_grpc import _native
 from ray_serve_grpc.bridge import bridge_for
 
+#: bytes of shared memory on the lane "shm", which is a Unix-domain socket with shared memory beside it
+SHM_LIMIT = 1 << 30
+
 Handler = Callable[[_native.ServerCall], Awaitable[None]]
 
 #: longest time that any single step of a test may take, seconds
@@ -56,8 +59,9 @@ async def endpoints(handler: Handler, lane: str, folder: Path, **options: Any) -
     channel_options = {k.removeprefix("channel_"): v for k, v in options.items() if k.startswith("channel_")}
     server_options = {k: v for k, v in options.items() if not k.startswith("channel_")}
     path = str(folder / "s.sock")
+    _native.set_shm_limit(SHM_LIMIT if lane == "shm" else 0)
     server = _native.Server(bridge_for(loop), on_call, host="127.0.0.1", unix_path=path, **server_options)
-    endpoint = f"unix:{path}" if lane == "unix" else f"tcp:127.0.0.1:{server.port}"
+    endpoint = f"unix:{path}" if lane != "tcp" else f"tcp:127.0.0.1:{server.port}"
     channel = _native.Channel([endpoint], **channel_options)
     try:
         yield Endpoints(server, channel, tasks)

@@ -20,7 +20,7 @@ async def test_nobody_listening_is_unavailable_and_was_not_sent(lane, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    endpoint = f"unix:{tmp_path}/none.sock" if lane == "unix" else f"tcp:127.0.0.1:{port}"
+    endpoint = f"unix:{tmp_path}/none.sock" if lane != "tcp" else f"tcp:127.0.0.1:{port}"
     channel = _native.Channel([endpoint])
     call = channel.call(0, (), b"", b"", ())
     code, text = await status(call)
@@ -256,7 +256,7 @@ class Relay:
 
 
 async def raw_connection(ends, lane):
-    if lane == "unix":
+    if lane != "tcp":
         return await asyncio.open_unix_connection(ends.server.unix_path)
     return await asyncio.open_connection("127.0.0.1", ends.server.port)
 

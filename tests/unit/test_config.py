@@ -59,7 +59,7 @@ def test_a_value_is_parsed(variable, text, attribute, value):
         ("RAY_SERVE_GRPC_LANES", "carrier pigeon,tcp"),
         ("RAY_SERVE_GRPC_LANES", "shm"),
         ("RAY_SERVE_GRPC_LANES", ","),
-        ("RAY_SERVE_GRPC_SHM_LIMIT", "-1"),
+        ("RAY_SERVE_GRPC_SHM_LIMIT", "-2"),
         ("RAY_SERVE_GRPC_CONNECT_TIMEOUT_S", "0"),
         ("RAY_SERVE_GRPC_CONNECT_TIMEOUT_S", "nan"),
         ("RAY_SERVE_GRPC_KEEPALIVE_INTERVAL_S", "inf"),

@@ -2,18 +2,21 @@
 
 use crate::config::{self, ChannelConfig};
 use crate::error::{Code, Status};
-use crate::lane::{Endpoint, Lane, Socket};
+use crate::lane::exchange::Exchange;
+use crate::lane::fds::{self, Nonce};
+use crate::lane::{Endpoint, Lane, Socket, segment};
 use crate::metrics::COUNTERS;
 use crate::proto::{HandshakeRequest, HandshakeResponse};
-use crate::service::{Dialect, HANDSHAKE_PATH};
+use crate::service::{Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
 use crate::wire::{FrameBuf, MessageReader};
 use bytes::{BufMut, BytesMut};
 use h2::client::SendRequest;
 use h2::{Ping, PingPong};
+use http::HeaderValue;
 use prost::Message;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::time::timeout;
 
@@ -25,6 +28,8 @@ pub struct Connection {
     pub sender: SendRequest<FrameBuf>,
     pub lane: Lane,
     pub dialect: Dialect,
+    /// Shared memory with the peer, if both ends have it.
+    pub exchange: Option<Arc<Exchange>>,
     open: Arc<AtomicBool>,
 }
 
@@ -66,9 +71,12 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
     };
     let ping_pong = connection.ping_pong();
     let open = Arc::new(AtomicBool::new(true));
+    let lent: Arc<OnceLock<Arc<Exchange>>> = Arc::default();
     let driver = {
-        let open = Arc::clone(&open);
+        let (open, lent) = (Arc::clone(&open), Arc::clone(&lent));
         tokio::spawn(async move {
+            // Also when this task is aborted.
+            let _lent = CloseWhenDropped(lent);
             let ended = connection.await;
             open.store(false, Ordering::Release);
             if ended.is_err() {
@@ -76,8 +84,9 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
             }
         })
     };
-    let dialect = match timeout(config::HANDSHAKE_TIMEOUT, shake_hands(config, sender.clone())).await {
-        Ok(Ok(dialect)) => dialect,
+    let side = side_socket(endpoint).await;
+    let agreed = match timeout(config::HANDSHAKE_TIMEOUT, shake_hands(config, sender.clone(), side)).await {
+        Ok(Ok(agreed)) => agreed,
         Ok(Err(status)) => {
             driver.abort();
             return Err(Status::new(status.code, format!("handshake with {endpoint}: {}", status.detail)));
@@ -87,6 +96,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
             return Err(failed("no answer to the handshake".into()));
         }
     };
+    let (dialect, exchange) = agreed;
     if let Some(ping_pong) = ping_pong {
         let interval = match dialect {
             Dialect::Native => config.keepalive_interval,
@@ -100,7 +110,36 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
             driver.abort();
         });
     }
-    Ok(Connection { sender, lane, dialect, open })
+    if let Some(exchange) = &exchange {
+        let _ = lent.set(Arc::clone(exchange));
+    }
+    Ok(Connection { sender, lane, dialect, exchange, open })
+}
+
+struct CloseWhenDropped(Arc<OnceLock<Arc<Exchange>>>);
+
+impl Drop for CloseWhenDropped {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.0.get() {
+            exchange.close();
+        }
+    }
+}
+
+/// A side socket for shared memory, where the endpoint is a Unix-domain socket and has one.
+async fn side_socket(endpoint: &Endpoint) -> Option<(Nonce, Arc<Exchange>)> {
+    let Endpoint::Unix(path) = endpoint else { return None };
+    if !segment::pool().is_enabled() {
+        return None;
+    }
+    let nonce = Nonce::random().ok()?;
+    match fds::connect(&fds::path_of(path), nonce).await {
+        Ok(exchange) => Some((nonce, exchange)),
+        Err(error) => {
+            tracing::debug!(%error, %endpoint, "no shared memory with this peer");
+            None
+        }
+    }
 }
 
 async fn http2(socket: Socket) -> Result<(SendRequest<FrameBuf>, h2::client::Connection<Socket, FrameBuf>), h2::Error> {
@@ -127,32 +166,41 @@ async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Durat
     }
 }
 
-async fn shake_hands(config: &ChannelConfig, sender: SendRequest<FrameBuf>) -> Result<Dialect, Status> {
+async fn shake_hands(
+    config: &ChannelConfig,
+    sender: SendRequest<FrameBuf>,
+    side: Option<(Nonce, Arc<Exchange>)>,
+) -> Result<(Dialect, Option<Arc<Exchange>>), Status> {
     let hello = HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() };
-    let answer = match unary(config, sender, HANDSHAKE_PATH, &hello).await {
+    let mut request = super::exchange::http_request(config, HANDSHAKE_PATH);
+    if let Some((nonce, _)) = &side {
+        if let Ok(value) = HeaderValue::from_str(&nonce.to_text()) {
+            request.headers_mut().insert(NONCE_HEADER, value);
+        }
+    }
+    let answer = match unary(request, sender, &hello).await {
         Ok(answer) => answer,
-        Err(status) if status.code == Code::UNIMPLEMENTED => return Ok(Dialect::Stock),
+        Err(status) if status.code == Code::UNIMPLEMENTED => return Ok((Dialect::Stock, None)),
         Err(status) => return Err(status),
     };
     if !config.identity.is_empty() && answer.identity != config.identity {
         let text = format!("the port belongs to {:?} now, not to {:?}", answer.identity, config.identity);
         return Err(Status::unavailable(text));
     }
-    Ok(Dialect::Native)
+    let agreed = answer.capabilities.iter().any(|capability| capability == SHM);
+    Ok((Dialect::Native, side.filter(|_| agreed).map(|(_, exchange)| exchange)))
 }
 
 /// A small unary call, outside of the data path.
 async fn unary(
-    config: &ChannelConfig,
+    request: http::Request<()>,
     sender: SendRequest<FrameBuf>,
-    path: &str,
     message: &HandshakeRequest,
 ) -> Result<HandshakeResponse, Status> {
     let mut framed = BytesMut::new();
     framed.put_u8(0);
     framed.put_u32(message.encoded_len() as u32);
     framed.put_slice(&message.encode_to_vec());
-    let request = super::exchange::http_request(config, path);
     let mut sender = sender.ready().await?;
     let (response, mut stream) = sender.send_request(request, false)?;
     stream.send_data(FrameBuf::from(framed.freeze()), true)?;

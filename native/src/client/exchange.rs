@@ -1,10 +1,13 @@
 //! One call from its request to its trailers.
 
-use super::{Channel, Connection, Request};
+use super::{Channel, Connection, Message, Request};
 use crate::call::{Admission, CallState};
 use crate::config::ChannelConfig;
 use crate::error::{self, Code, Status};
+use crate::lane::exchange::{Exchange as SharedMemory, Grants};
+use crate::lane::{self, placement};
 use crate::metrics::COUNTERS;
+use crate::runtime;
 use crate::service::{self, Dialect};
 use crate::wire::{self, Envelope, FrameBuf, MessageReader, Payload, WireError};
 use bytes::Buf;
@@ -13,6 +16,7 @@ use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, header};
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Runs the call to its end, whichever comes first: the peer's, or the caller's cancel. Dropping the
 /// exchange resets its stream.
@@ -29,20 +33,25 @@ pub async fn run(channel: &Arc<Channel>, call: &CallState, request: Request) {
 }
 
 async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) -> Result<Status, Status> {
-    let (connection, sender) = ready(channel).await?;
-    if connection.dialect != request.dialect {
-        let text = "the replica's process was replaced by one of another kind";
-        return Err(Status::unavailable(text));
+    let (connection, mut sender) = ready(channel).await?;
+    if connection.dialect != request.message.dialect() {
+        return Err(Status::unavailable("the replica's process was replaced by one of another kind"));
     }
-    let sent = send(channel, call, &connection, sender, request);
-    let response = match sent {
-        Ok(response) => response.await,
-        Err(error) => Err(error),
-    };
-    let response = response.map_err(|error| refused_or_lost(call, error))?;
+    // Taken back when this returns, unless the peer took it.
+    let (frames, _grants) = encode(&connection, request.message).await?;
+    let path = request.method.path(connection.dialect);
+    let size = frames.remaining();
+    let (response, mut stream) = sender.send_request(http_request(&channel.config, &path), false)?;
+    call.mark_sent(connection.lane);
+    COUNTERS.client_bytes_sent.add(size);
+    service::client_calls(connection.dialect, connection.lane, request.method).increment();
+    let mut unread = Unread { stream: stream.stream_id().as_u32(), exchange: connection.exchange.clone() };
+    stream.send_data(frames, true).map_err(|error| refused_or_lost(call, error))?;
+    let response = response.await.map_err(|error| refused_or_lost(call, error))?;
     require_grpc(&response)?;
     let (head, body) = response.into_parts();
     if let Some(status) = status_in_headers(&head.headers) {
+        unread.exchange = None;
         return Ok(status);
     }
     if let Some(admission) = admission_of(&head.headers) {
@@ -51,7 +60,43 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
         }
         call.admit(admission);
     }
-    receive(&channel.config, connection.dialect, call, body).await
+    let status = receive(&channel.config, &connection, call, body).await?;
+    unread.exchange = None;
+    Ok(status)
+}
+
+/// A response that may have memory lent with it which nobody will take.
+struct Unread {
+    stream: u32,
+    exchange: Option<Arc<SharedMemory>>,
+}
+
+/// Until then the peer has seen the reset, or has finished: it lends no more with this response.
+const ABANDON_AFTER: Duration = Duration::from_secs(1);
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.exchange.take() {
+            let stream = self.stream;
+            runtime::handle().spawn(async move {
+                tokio::time::sleep(ABANDON_AFTER).await;
+                exchange.abandon(stream);
+            });
+        }
+    }
+}
+
+async fn encode(connection: &Connection, message: Message) -> Result<(FrameBuf, Grants), Status> {
+    match (message, &connection.exchange) {
+        (Message::Stock(frames), _) => Ok((frames, Grants::default())),
+        (Message::Native { metadata, content }, Some(exchange)) if placement::is_worth_it(&content) => {
+            let (content, grants) = placement::place(exchange, content).await;
+            Ok((wire::encode_call_request(metadata, content)?, grants))
+        }
+        (Message::Native { metadata, content }, _) => {
+            Ok((wire::encode_call_request(metadata, content)?, Grants::default()))
+        }
+    }
 }
 
 /// A connection that takes a call. One that was lost while idle is made again, once.
@@ -70,22 +115,6 @@ async fn ready(channel: &Arc<Channel>) -> Result<(Connection, SendRequest<FrameB
     Err(last)
 }
 
-fn send(
-    channel: &Channel,
-    call: &CallState,
-    connection: &Connection,
-    mut sender: SendRequest<FrameBuf>,
-    request: Request,
-) -> Result<h2::client::ResponseFuture, h2::Error> {
-    let path = request.method.path(connection.dialect);
-    let (response, mut stream) = sender.send_request(http_request(&channel.config, &path), false)?;
-    call.mark_sent(connection.lane);
-    COUNTERS.client_bytes_sent.add(request.frames.remaining());
-    service::client_calls(connection.dialect, connection.lane, request.method).increment();
-    stream.send_data(request.frames, true)?;
-    Ok(response)
-}
-
 fn refused_or_lost(call: &CallState, error: h2::Error) -> Status {
     if error::was_refused(&error) {
         call.mark_refused();
@@ -96,7 +125,7 @@ fn refused_or_lost(call: &CallState, error: h2::Error) -> Status {
 
 async fn receive(
     config: &ChannelConfig,
-    dialect: Dialect,
+    connection: &Connection,
     call: &CallState,
     mut body: RecvStream,
 ) -> Result<Status, Status> {
@@ -111,8 +140,10 @@ async fn receive(
         reader.push(data, &mut payloads).map_err(too_large_to_receive)?;
         if !payloads.is_empty() {
             COUNTERS.client_messages_received.add(payloads.len());
-            let envelopes: Vec<Envelope> =
-                payloads.drain(..).map(|payload| parse(dialect, &payload)).collect::<Result<_, _>>()?;
+            let mut envelopes = Vec::with_capacity(payloads.len());
+            for payload in payloads.drain(..) {
+                envelopes.push(parse(config, connection, &payload).await?);
+            }
             call.push(envelopes.into_iter());
         }
     }
@@ -124,11 +155,14 @@ async fn receive(
     }
 }
 
-fn parse(dialect: Dialect, payload: &Payload) -> Result<Envelope, WireError> {
-    match dialect {
-        Dialect::Native => wire::parse_call_response(payload),
-        Dialect::Stock => wire::parse_stock_response(payload),
-    }
+async fn parse(config: &ChannelConfig, connection: &Connection, payload: &Payload) -> Result<Envelope, Status> {
+    let mut envelope = match connection.dialect {
+        Dialect::Native => wire::parse_call_response(payload)?,
+        Dialect::Stock => return Ok(wire::parse_stock_response(payload)?),
+    };
+    envelope.require_size(config.max_message_size).map_err(too_large_to_receive)?;
+    lane::exchange::open(connection.exchange.as_ref(), &mut envelope).await?;
+    Ok(envelope)
 }
 
 fn too_large_to_receive(error: WireError) -> Status {

@@ -10,7 +10,8 @@ use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
 use crate::signal::Waiter;
-use crate::wire::FrameBuf;
+use crate::wire::{Content, FrameBuf};
+use bytes::Bytes;
 use connection::Connection;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -39,9 +40,24 @@ struct Link {
 
 /// A request ready to be sent.
 pub struct Request {
-    pub dialect: Dialect,
     pub method: Method,
-    pub frames: FrameBuf,
+    pub message: Message,
+}
+
+pub enum Message {
+    /// A CallRequest; how it is encoded depends on the connection's lane.
+    Native { metadata: Bytes, content: Content },
+    /// A framed ASGIRequest.
+    Stock(FrameBuf),
+}
+
+impl Message {
+    fn dialect(&self) -> Dialect {
+        match self {
+            Message::Native { .. } => Dialect::Native,
+            Message::Stock(_) => Dialect::Stock,
+        }
+    }
 }
 
 impl Channel {

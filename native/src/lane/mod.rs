@@ -1,5 +1,9 @@
 //! Lanes: what bytes travel on between two processes.
 
+pub mod exchange;
+pub mod fds;
+pub mod placement;
+pub mod segment;
 pub mod sys;
 mod unix;
 

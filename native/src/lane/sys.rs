@@ -3,8 +3,13 @@
 #![allow(unsafe_code)]
 
 use crate::wire::ALIGNMENT;
+use rustix::fd::BorrowedFd;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::any::Any;
+use std::io;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// From this size on freed memory is kept for the next message: the allocator gives such blocks back to the
@@ -24,6 +29,8 @@ struct Block {
 
 // SAFETY: a block owns its memory; nothing about it is bound to a thread.
 unsafe impl Send for Block {}
+// SAFETY: a shared block can do nothing; only its owner frees it.
+unsafe impl Sync for Block {}
 
 impl Block {
     fn with_capacity(size: usize) -> Self {
@@ -105,13 +112,88 @@ impl AlignedBuf {
     pub fn freeze(mut self) -> Region {
         assert_eq!(self.room(), 0, "frozen before it was full");
         let block = self.block.take().expect("frozen once");
-        Region { start: block.start, length: self.size, owner: Arc::new(Owner { block: Some(block) }) }
+        Region { start: block.start, length: self.size, _owner: Arc::new(Owner { block: Some(block) }) }
     }
 }
 
 impl Drop for AlignedBuf {
     fn drop(&mut self) {
         drop(Owner { block: self.block.take() });
+    }
+}
+
+/// Pages of a memory file in this process.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: a mapping owns its pages; nothing about it is bound to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: `write` demands that its caller is alone with the bytes; all else reads or is atomic.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// What is written here is seen by all who map the file.
+    pub fn shared(file: BorrowedFd<'_>, length: usize) -> io::Result<Mapping> {
+        Self::new(file, length, MapFlags::SHARED)
+    }
+
+    /// Reads the file; what is written here stays here.
+    pub fn private(file: BorrowedFd<'_>, length: usize) -> io::Result<Mapping> {
+        Self::new(file, length, MapFlags::PRIVATE)
+    }
+
+    fn new(file: BorrowedFd<'_>, length: usize, flags: MapFlags) -> io::Result<Mapping> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing. Whoever maps a file
+        // of a peer has checked that it is long enough and sealed against shrinking, so no access faults.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, ProtFlags::READ | ProtFlags::WRITE, flags, file, 0)? };
+        let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mapping { start, length })
+    }
+
+    pub fn address(&self) -> usize {
+        self.start.as_ptr() as usize
+    }
+
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Copies `bytes` to `offset`. Whoever calls it holds the segment alone: no lease of it is out.
+    pub fn write(&self, offset: usize, bytes: &[u8]) {
+        assert!(offset.checked_add(bytes.len()).is_some_and(|end| end <= self.length), "write out of bounds");
+        // SAFETY: the target lies within the mapping, as just checked, and is written by this caller alone
+        // (see above). `bytes` may lie in another mapping of the same file, but not in this one: the
+        // writable mapping of a segment is never handed out.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), self.start.as_ptr().add(offset), bytes.len()) }
+    }
+
+    /// The 32-bit word at `index`, shared with the peer.
+    pub fn word(&self, index: usize) -> &AtomicU32 {
+        assert!((index + 1) * 4 <= self.length, "word out of bounds");
+        // SAFETY: within the mapping, as just checked; page-aligned start, so aligned for u32; both processes
+        // access the words of a control page only as atomics.
+        unsafe { &*self.start.as_ptr().cast::<AtomicU32>().add(index) }
+    }
+
+    /// Drops what was written to a private mapping: the file's bytes show again.
+    pub fn forget_writes(&self) -> io::Result<()> {
+        // SAFETY: the whole of a private file mapping of ours that nobody looks at any more: its lease is
+        // being returned.
+        Ok(unsafe { madvise(self.start.as_ptr().cast(), self.length, Advice::LinuxDontNeed)? })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: made by `mmap` with this length; regions of it keep its owner alive, so nobody looks any more.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
@@ -123,18 +205,24 @@ impl Drop for AlignedBuf {
 pub struct Region {
     start: NonNull<u8>,
     length: usize,
-    owner: Arc<Owner>,
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is owned through `owner` and only read by the core (see the type's contract).
+// SAFETY: the memory is owned through `_owner` and only read by the core (see the type's contract).
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
 impl Region {
+    /// All of a mapping, for as long as whoever owns it lives.
+    pub fn of_mapping<T: AsRef<Mapping> + Any + Send + Sync>(owner: Arc<T>) -> Region {
+        let mapping: &Mapping = (*owner).as_ref();
+        Region { start: mapping.start, length: mapping.length, _owner: owner }
+    }
+
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `freeze` made sure that all bytes were written; `slice` stays within them; `owner` keeps
-        // them allocated; nobody writes while the core holds the region.
+        // SAFETY: `freeze` made sure that all bytes were written, and pages of a file always are; `slice`
+        // stays within them; `_owner` keeps them; nobody writes while the core holds the region.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 
@@ -143,7 +231,7 @@ impl Region {
         assert!(range.start <= range.end && range.end <= self.length, "slice out of bounds");
         // SAFETY: the start is within the region, as just checked.
         let start = unsafe { self.start.add(range.start) };
-        Region { start, length: range.len(), owner: Arc::clone(&self.owner) }
+        Region { start, length: range.len(), _owner: Arc::clone(&self._owner) }
     }
 
     pub fn as_mut_ptr(&self) -> *mut u8 {

@@ -49,7 +49,21 @@ pub struct RequestMetadata {
     #[prost(bytes = "vec", tag = "15")]
     pub extra: ::prost::alloc::vec::Vec<u8>,
 }
+/// Memory of the sender, lent to the reader: buffers that a message names instead of holding them.
+/// Only between processes on one node that agreed on the capability "shm" (docs/architecture.md, "Lanes").
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct SegmentRef {
+    /// The segment, as the sender announced it on the connection's side socket.
+    #[prost(uint32, tag = "1")]
+    pub id: u32,
+    /// The lease: index of a word in the sender's control page.
+    #[prost(uint32, tag = "2")]
+    pub slot: u32,
+    /// Offset and length in bytes, by turns: one pair for each buffer.
+    #[prost(uint64, repeated, tag = "3")]
+    pub ranges: ::prost::alloc::vec::Vec<u64>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallRequest {
     #[prost(message, optional, tag = "1")]
     pub metadata: ::core::option::Option<RequestMetadata>,
@@ -62,11 +76,17 @@ pub struct CallRequest {
     /// Out-of-band buffers of the pickle in its order (PEP 574).
     #[prost(bytes = "vec", repeated, tag = "3")]
     pub buffers: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    /// The same, lent: a message has either `buffers` or `segments`.
+    #[prost(message, repeated, tag = "4")]
+    pub segments: ::prost::alloc::vec::Vec<SegmentRef>,
+    /// The body, lent: one range. A message has either `body` or `body_segment`.
+    #[prost(message, optional, tag = "5")]
+    pub body_segment: ::core::option::Option<SegmentRef>,
     /// Zeros, so that a buffer starts at a multiple of 64 bytes of the message. Ignored by the reader.
     #[prost(bytes = "vec", tag = "15")]
     pub padding: ::prost::alloc::vec::Vec<u8>,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct CallResponse {
     #[prost(enumeration = "call_response::Kind", tag = "1")]
     pub kind: i32,
@@ -74,6 +94,10 @@ pub struct CallResponse {
     pub body: ::prost::alloc::vec::Vec<u8>,
     #[prost(bytes = "vec", repeated, tag = "3")]
     pub buffers: ::prost::alloc::vec::Vec<::prost::alloc::vec::Vec<u8>>,
+    #[prost(message, repeated, tag = "4")]
+    pub segments: ::prost::alloc::vec::Vec<SegmentRef>,
+    #[prost(message, optional, tag = "5")]
+    pub body_segment: ::core::option::Option<SegmentRef>,
     #[prost(bytes = "vec", tag = "15")]
     pub padding: ::prost::alloc::vec::Vec<u8>,
 }

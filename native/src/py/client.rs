@@ -3,13 +3,13 @@
 use super::bridge::Bridge;
 use super::memory;
 use crate::call::CallState;
-use crate::client::{self, Request};
+use crate::client::{self, Message, Request};
 use crate::config::{ChannelConfig, DEFAULT_MAX_MESSAGE_SIZE};
 use crate::error::{Code, Status};
 use crate::lane::{Endpoint, Lane};
 use crate::runtime::PerProcess;
-use crate::service::Dialect;
-use crate::wire::{self, Envelope, FrameBuf, WireError};
+use crate::service::Method;
+use crate::wire::{self, Content, Envelope};
 use http::HeaderValue;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -105,20 +105,19 @@ impl Channel {
         let method = super::method_of(method)?;
         let strings = memory::strings(metadata)?;
         let strings = strings.iter().map(|string| string.to_str()).collect::<PyResult<Vec<_>>>()?;
-        let frames = wire::encode_call_request(
-            strings.into_iter(),
-            extra,
-            memory::to_parts(body)?,
-            memory::to_buffers(buffers)?,
-        );
-        Ok(self.start(Dialect::Native, method, frames))
+        let metadata = wire::encode_metadata(strings.into_iter(), extra).freeze();
+        let content = Content::of(memory::to_parts(body)?, memory::to_buffers(buffers)?);
+        Ok(self.start(method, Message::Native { metadata, content }))
     }
 
     fn call_stock(&self, py: Python<'_>, method: usize, fields: &Bound<'_, PyAny>) -> PyResult<Call> {
         memory::sweep(py);
         let method = super::method_of(method)?;
         let fields = fields.try_iter()?.map(|field| memory::to_parts(&field?)).collect::<PyResult<Vec<_>>>()?;
-        Ok(self.start(Dialect::Stock, method, wire::encode_fields(fields)))
+        match wire::encode_fields(fields) {
+            Ok(frames) => Ok(self.start(method, Message::Stock(frames))),
+            Err(error) => Ok(Call { state: client::Channel::failed(Status::from(error)) }),
+        }
     }
 
     #[getter]
@@ -143,12 +142,8 @@ impl Channel {
 }
 
 impl Channel {
-    fn start(&self, dialect: Dialect, method: crate::service::Method, frames: Result<FrameBuf, WireError>) -> Call {
-        let state = match frames {
-            Ok(frames) => self.channel.current().start(Request { dialect, method, frames }),
-            Err(error) => client::Channel::failed(Status::from(error)),
-        };
-        Call { state }
+    fn start(&self, method: Method, message: Message) -> Call {
+        Call { state: self.channel.current().start(Request { method, message }) }
     }
 }
 

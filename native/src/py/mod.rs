@@ -7,6 +7,7 @@ mod memory;
 mod server;
 
 use crate::error::Code;
+use crate::lane::segment;
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
@@ -41,7 +42,14 @@ pub fn counters_dict<'py>(
 
 #[pyfunction]
 fn statistics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    counters_dict(py, COUNTERS.snapshot())
+    let (bytes, segments) = segment::pool().size();
+    let sizes = [("shm_pool_bytes", bytes as u64), ("shm_pool_segments", segments as u64)];
+    counters_dict(py, COUNTERS.snapshot().into_iter().chain(sizes))
+}
+
+#[pyfunction]
+fn set_shm_limit(bytes: usize) {
+    segment::pool().set_limit(bytes);
 }
 
 #[pyfunction]
@@ -82,6 +90,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::Server>()?;
     module.add_class::<server::ServerCall>()?;
     module.add_function(wrap_pyfunction!(statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(set_shm_limit, module)?)?;
     let forked = wrap_pyfunction!(after_fork_in_child, module)?;
     let options = PyDict::new(module.py());
     options.set_item("after_in_child", forked)?;

@@ -7,7 +7,7 @@ use crate::error::{Code, Status};
 use crate::runtime;
 use crate::server;
 use crate::service::Dialect;
-use crate::wire::{self, Envelope, Kind};
+use crate::wire::{self, Content, Envelope, Kind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
@@ -233,13 +233,14 @@ impl ServerCall {
         memory::sweep(py);
         let body = memory::to_parts(body)?;
         let buffers = buffers.map(memory::to_buffers).transpose()?.unwrap_or_default();
-        let frames = match self.call.dialect {
-            Dialect::Native => wire::encode_call_response(Kind(kind), body, buffers),
-            Dialect::Stock if buffers.is_empty() => wire::encode_stock_response(kind != 0, body),
+        let queued = match self.call.dialect {
+            Dialect::Native => self.call.send(Kind(kind), Content::of(body, buffers)),
+            Dialect::Stock if buffers.is_empty() => {
+                wire::encode_stock_response(kind != 0, body).and_then(|frames| self.call.send_frames(frames))
+            }
             Dialect::Stock => return Err(PyValueError::new_err("a stock peer takes no out-of-band buffers")),
         };
-        let frames = frames.map_err(|error| PyValueError::new_err(error.to_string()))?;
-        Ok(self.call.send(frames))
+        queued.map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     fn watch_writable(&self, bridge: &Bridge, future: Bound<'_, PyAny>) {

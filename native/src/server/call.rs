@@ -1,10 +1,11 @@
 //! What the two sides of a server's call share: the task that owns its stream and the handler that answers.
 
 use crate::error::{Code, Status};
-use crate::lane::Lane;
+use crate::lane::exchange::Exchange;
+use crate::lane::{Lane, placement};
 use crate::service::{Dialect, Method};
 use crate::signal::Waiter;
-use crate::wire::{Envelope, FrameBuf};
+use crate::wire::{self, Content, Envelope, FrameBuf, Kind, WireError};
 use bytes::Buf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,6 +20,8 @@ pub struct ServerCall {
     pub dialect: Dialect,
     pub lane: Lane,
     pub peer: Arc<str>,
+    /// Shared memory with the caller.
+    pub exchange: Option<Arc<Exchange>>,
     request: Mutex<Option<Envelope>>,
     outbound: Mutex<Outbound>,
     /// Wakes the task that owns the stream.
@@ -29,8 +32,10 @@ pub struct ServerCall {
 #[derive(Default)]
 struct Outbound {
     headers: Option<(bool, u32)>,
-    frames: FrameBuf,
+    items: Vec<Item>,
     messages: usize,
+    /// Bytes of the items.
+    queued: usize,
     /// Of what was taken and is not yet accepted by HTTP/2's flow control.
     in_transit: usize,
     end: Option<Status>,
@@ -40,7 +45,7 @@ struct Outbound {
 
 impl Outbound {
     fn bytes(&self) -> usize {
-        self.frames.remaining() + self.in_transit
+        self.queued + self.in_transit
     }
 
     fn is_over(&self, part: usize) -> bool {
@@ -48,11 +53,20 @@ impl Outbound {
     }
 }
 
+/// Something to write.
+#[derive(Debug)]
+pub enum Item {
+    /// Encoded messages.
+    Frames(FrameBuf),
+    /// A message that may be placed in shared memory before it is encoded.
+    Value(Kind, Content),
+}
+
 /// What the task has to write next.
 #[derive(Default)]
 pub struct Batch {
     pub headers: Option<(bool, u32)>,
-    pub frames: FrameBuf,
+    pub items: Vec<Item>,
     pub messages: usize,
     pub end: Option<Status>,
 }
@@ -70,12 +84,31 @@ impl ServerCall {
     }
 
     /// False when so much waits that the next message should too. Nothing is queued after a cancel.
-    pub fn send(&self, frames: FrameBuf) -> bool {
+    ///
+    /// Fails when the message cannot be framed.
+    pub fn send(&self, kind: Kind, content: Content) -> Result<bool, WireError> {
+        if self.exchange.is_some() && placement::is_worth_it(&content) {
+            let bytes = content.len();
+            return Ok(self.queue(bytes, Item::Value(kind, content)));
+        }
+        self.send_frames(wire::encode_call_response(kind, content)?)
+    }
+
+    /// As `send`, with a message that is framed already.
+    pub fn send_frames(&self, frames: FrameBuf) -> Result<bool, WireError> {
+        Ok(self.queue(frames.remaining(), Item::Frames(frames)))
+    }
+
+    fn queue(&self, bytes: usize, item: Item) -> bool {
         if self.is_cancelled() {
             return true;
         }
         let mut outbound = self.outbound();
-        outbound.frames.append(frames);
+        match (outbound.items.last_mut(), item) {
+            (Some(Item::Frames(last)), Item::Frames(frames)) => last.append(frames),
+            (_, item) => outbound.items.push(item),
+        }
+        outbound.queued += bytes;
         outbound.messages += 1;
         let writable = !outbound.is_over(1);
         drop(outbound);
@@ -131,12 +164,20 @@ impl ServerCall {
 
 /// The task's side.
 impl ServerCall {
-    pub fn new(method: Method, dialect: Dialect, lane: Lane, peer: Arc<str>, request: Envelope) -> Self {
+    pub fn new(
+        method: Method,
+        dialect: Dialect,
+        lane: Lane,
+        peer: Arc<str>,
+        exchange: Option<Arc<Exchange>>,
+        request: Envelope,
+    ) -> Self {
         ServerCall {
             method,
             dialect,
             lane,
             peer,
+            exchange,
             request: Mutex::new(Some(request)),
             outbound: Mutex::default(),
             nudge: Notify::new(),
@@ -157,14 +198,14 @@ impl ServerCall {
     fn take_batch(&self) -> Option<Batch> {
         let mut outbound = self.outbound();
         let headers = outbound.headers.take();
-        let frames = std::mem::take(&mut outbound.frames);
+        let items = std::mem::take(&mut outbound.items);
         let end = outbound.end.clone();
-        if headers.is_none() && !frames.has_remaining() && end.is_none() {
+        if headers.is_none() && items.is_empty() && end.is_none() {
             return None;
         }
-        outbound.in_transit += frames.remaining();
+        outbound.in_transit += std::mem::take(&mut outbound.queued);
         let messages = std::mem::take(&mut outbound.messages);
-        Some(Batch { headers, frames, messages, end })
+        Some(Batch { headers, items, messages, end })
     }
 
     /// Flow control accepted what was taken.
@@ -182,10 +223,12 @@ impl ServerCall {
     pub fn mark_cancelled(&self) {
         let mut outbound = self.outbound();
         self.cancelled.store(true, Ordering::Release);
-        outbound.frames = FrameBuf::default();
+        let unsent = std::mem::take(&mut outbound.items);
+        outbound.queued = 0;
         let mut waiters = std::mem::take(&mut outbound.writable_waiters);
         waiters.append(&mut outbound.cancel_waiters);
         drop(outbound);
+        drop(unsent);
         waiters.into_iter().for_each(Waiter::fire);
     }
 }

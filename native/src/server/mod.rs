@@ -8,18 +8,21 @@ mod stream;
 pub use call::ServerCall;
 
 use crate::config::{self, ServerConfig};
-use crate::lane::{self, Lane, Listener, Socket, UnixPath};
+use crate::lane::exchange::Exchange;
+use crate::lane::fds::{self, Nonce};
+use crate::lane::{self, Lane, Listener, Socket, UnixPath, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::signal::Waiter;
 use crate::wire::FrameBuf;
+use std::collections::HashMap;
 use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
@@ -45,6 +48,8 @@ enum Phase {
 pub struct Server {
     port: u16,
     unix: Option<UnixPath>,
+    /// Of the socket that passes descriptors of shared memory.
+    _side: Option<UnixPath>,
     shared: Arc<Shared>,
 }
 
@@ -53,6 +58,8 @@ struct Shared {
     handler: Box<dyn Handler>,
     phase: watch::Sender<Phase>,
     small: small::Services,
+    /// Side sockets whose HTTP/2 connection has not named them yet.
+    unclaimed: Mutex<HashMap<Nonce, Arc<Exchange>>>,
     connections: AtomicUsize,
     calls: AtomicUsize,
     /// Told whenever a connection ended.
@@ -75,10 +82,13 @@ impl Server {
         let _in_runtime = runtime.enter();
         let tcp = TcpListener::from_std(tcp)?;
         let unix = unix_path.map(lane::bind_unix).transpose()?;
+        let side_path = unix_path.filter(|_| segment::pool().is_enabled()).map(fds::path_of);
+        let side = side_path.and_then(|path| lane::bind_unix(&path).ok());
         let shared = Arc::new(Shared {
             small: small::Services::new(&config),
             config,
             handler,
+            unclaimed: Mutex::default(),
             phase: watch::channel(Phase::Serving).0,
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
@@ -89,7 +99,11 @@ impl Server {
             tokio::spawn(accept_all(Listener::Unix(listener), Arc::clone(&shared)));
             path
         });
-        Ok(Server { port, unix, shared })
+        let side = side.map(|(listener, path)| {
+            tokio::spawn(accept_side(listener, Arc::clone(&shared)));
+            path
+        });
+        Ok(Server { port, unix, _side: side, shared })
     }
 
     pub fn port(&self) -> u16 {
@@ -142,7 +156,22 @@ impl Drop for Server {
     }
 }
 
+/// Side sockets that may wait to be named by their connection.
+const MOST_UNCLAIMED: usize = 256;
+
 impl Shared {
+    fn add_unclaimed(&self, nonce: Nonce, exchange: Arc<Exchange>) {
+        let mut unclaimed = self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner);
+        unclaimed.retain(|_, exchange| exchange.is_open());
+        if unclaimed.len() < MOST_UNCLAIMED {
+            unclaimed.insert(nonce, exchange);
+        }
+    }
+
+    fn claim(&self, nonce: Nonce) -> Option<Arc<Exchange>> {
+        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&nonce)
+    }
+
     async fn all_connections_ended(&self) {
         loop {
             let ended = self.connection_ended.notified();
@@ -180,8 +209,45 @@ async fn accept_all(listener: Listener, shared: Arc<Shared>) {
     }
 }
 
+async fn accept_side(listener: UnixListener, shared: Arc<Shared>) {
+    let mut phase = shared.phase.subscribe();
+    loop {
+        let accepted = tokio::select! {
+            _ = phase.wait_for(|phase| *phase != Phase::Serving) => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((socket, _)) => {
+                let shared = Arc::clone(&shared);
+                tokio::spawn(async move {
+                    let register = |nonce, exchange| shared.add_unclaimed(nonce, exchange);
+                    if let Err(error) = fds::accept(socket, register).await {
+                        tracing::debug!(%error, "no shared memory with a peer");
+                    }
+                });
+            }
+            Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
+        }
+    }
+}
+
+/// What the streams of a connection share.
+struct Connection {
+    lane: Lane,
+    peer: Arc<str>,
+    exchange: OnceLock<Arc<Exchange>>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.exchange.get() {
+            exchange.close();
+        }
+    }
+}
+
 async fn serve_connection(socket: Socket, shared: &Arc<Shared>) {
-    let (lane, peer): (Lane, Arc<str>) = (socket.lane(), socket.peer().into());
+    let state = Arc::new(Connection { lane: socket.lane(), peer: socket.peer().into(), exchange: OnceLock::new() });
     let Ok(Ok(mut connection)) = timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await else {
         return;
     };
@@ -192,8 +258,8 @@ async fn serve_connection(socket: Socket, shared: &Arc<Shared>) {
         tokio::select! {
             accepted = connection.accept() => {
                 let Some(Ok((request, respond))) = accepted else { return };
-                let (shared, peer) = (Arc::clone(shared), Arc::clone(&peer));
-                tokio::spawn(async move { stream::serve(&shared, lane, peer, request, respond).await });
+                let (shared, state) = (Arc::clone(shared), Arc::clone(&state));
+                tokio::spawn(async move { stream::serve(&shared, &state, request, respond).await });
             }
             reached = reached(&mut phase, draining) => {
                 if reached == Phase::Closed {

@@ -3,6 +3,8 @@
 use crate::config::ServerConfig;
 use crate::proto::inter_deployment_service_server::{InterDeploymentService, InterDeploymentServiceServer};
 use crate::proto::{CallRequest, CallResponse, HandshakeRequest, HandshakeResponse};
+use crate::server::stream::SharedMemoryAgreed;
+use crate::service::SHM;
 use crate::wire::FrameBuf;
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
@@ -68,8 +70,12 @@ fn bypassed() -> Status {
 
 #[tonic::async_trait]
 impl InterDeploymentService for Greeter {
-    async fn handshake(&self, _: Request<HandshakeRequest>) -> Result<Response<HandshakeResponse>, Status> {
-        Ok(Response::new(self.answer.clone()))
+    async fn handshake(&self, request: Request<HandshakeRequest>) -> Result<Response<HandshakeResponse>, Status> {
+        let mut answer = self.answer.clone();
+        if request.extensions().get::<SharedMemoryAgreed>().is_some() {
+            answer.capabilities.push(SHM.to_owned());
+        }
+        Ok(Response::new(answer))
     }
 
     async fn handle_request(&self, _: Request<CallRequest>) -> Result<Response<CallResponse>, Status> {

@@ -1,12 +1,14 @@
 //! One stream of a connection, from its headers to its trailers.
 
-use super::{ServerCall, Shared};
+use super::{Connection, ServerCall, Shared};
 use crate::config::ServerConfig;
 use crate::error::{Code, Status};
-use crate::lane::Lane;
+use crate::lane::exchange::Grants;
+use crate::lane::fds::Nonce;
+use crate::lane::{self, Lane, placement};
 use crate::metrics::COUNTERS;
-use crate::server::call::Batch;
-use crate::service::{self, Dialect, Method};
+use crate::server::call::{Batch, Item};
+use crate::service::{self, Dialect, HANDSHAKE_PATH, Method, NONCE_HEADER};
 use crate::wire::{self, Envelope, FrameBuf, MessageReader, WireError};
 use bytes::Buf;
 use h2::server::SendResponse;
@@ -20,9 +22,8 @@ use subtle::ConstantTimeEq;
 
 pub async fn serve(
     shared: &Arc<Shared>,
-    lane: Lane,
-    peer: Arc<str>,
-    request: http::Request<RecvStream>,
+    connection: &Arc<Connection>,
+    mut request: http::Request<RecvStream>,
     mut respond: SendResponse<FrameBuf>,
 ) {
     let admitted =
@@ -31,19 +32,24 @@ pub async fn serve(
         return refuse(&mut respond, &status);
     }
     let Some((dialect, method)) = Method::of_path(request.uri().path()) else {
+        if claim_exchange(shared, connection, &request) {
+            request.extensions_mut().insert(SharedMemoryAgreed);
+        }
         return shared.small.serve(request, respond).await;
     };
     let envelope = tokio::select! {
         // The caller may give up before its request is complete.
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
-        envelope = read_request(&shared.config, dialect, request.into_body()) => envelope,
+        envelope = read_request(&shared.config, connection, dialect, request.into_body()) => envelope,
     };
     let envelope = match envelope {
         Ok(envelope) => envelope,
         Err(status) => return refuse(&mut respond, &status),
     };
-    service::server_calls(dialect, lane, method).increment();
-    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, envelope));
+    service::server_calls(dialect, connection.lane, method).increment();
+    let (lane, peer) = (connection.lane, Arc::clone(&connection.peer));
+    let exchange = connection.exchange.get().filter(|_| dialect == Dialect::Native).cloned();
+    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, envelope));
     shared.calls.fetch_add(1, Ordering::Relaxed);
     shared.handler.incoming(Arc::clone(&call));
     if let Err(End::Lost) = answer(&call, respond).await {
@@ -51,6 +57,22 @@ pub async fn serve(
         call.mark_cancelled();
     }
     shared.calls.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Marks a Handshake whose connection has shared memory.
+#[derive(Clone, Copy)]
+pub struct SharedMemoryAgreed;
+
+/// Joins the side socket that a Handshake names to its connection.
+fn claim_exchange(shared: &Shared, connection: &Connection, request: &http::Request<RecvStream>) -> bool {
+    if request.uri().path() != HANDSHAKE_PATH || connection.lane != Lane::Unix {
+        return false;
+    }
+    let nonce = request.headers().get(NONCE_HEADER).and_then(|value| Nonce::from_text(value.to_str().ok()?));
+    match nonce.and_then(|nonce| shared.claim(nonce)) {
+        Some(exchange) => connection.exchange.set(exchange).is_ok(),
+        None => false,
+    }
 }
 
 /// Compares in constant time, before anything of the body is read.
@@ -75,7 +97,12 @@ fn require_grpc(headers: &HeaderMap) -> Result<(), Status> {
     }
 }
 
-async fn read_request(config: &ServerConfig, dialect: Dialect, mut body: RecvStream) -> Result<Envelope, Status> {
+async fn read_request(
+    config: &ServerConfig,
+    connection: &Connection,
+    dialect: Dialect,
+    mut body: RecvStream,
+) -> Result<Envelope, Status> {
     let mut reader = MessageReader::new(config.max_message_size);
     let mut messages = VecDeque::new();
     while let Some(data) = body.data().await {
@@ -89,10 +116,13 @@ async fn read_request(config: &ServerConfig, dialect: Dialect, mut body: RecvStr
     }
     let payload = messages.pop_front().filter(|_| reader.is_between_messages());
     let payload = payload.ok_or_else(|| Status::new(Code::INVALID_ARGUMENT, "the request has no whole message"))?;
-    Ok(match dialect {
+    let mut envelope = match dialect {
         Dialect::Native => wire::parse_call_request(&payload)?,
-        Dialect::Stock => wire::parse_fields(&payload)?,
-    })
+        Dialect::Stock => return Ok(wire::parse_fields(&payload)?),
+    };
+    envelope.require_size(config.max_message_size).map_err(too_large_to_receive)?;
+    lane::exchange::open(connection.exchange.get(), &mut envelope).await?;
+    Ok(envelope)
 }
 
 fn too_large_to_receive(error: WireError) -> Status {
@@ -121,6 +151,8 @@ impl From<h2::Error> for End {
 
 async fn answer(call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Result<(), End> {
     let mut stream: Option<SendStream<FrameBuf>> = None;
+    // Taken back when the caller is lost before it took them.
+    let mut lent = Grants::default();
     loop {
         let batch = match &mut stream {
             None => tokio::select! {
@@ -145,26 +177,55 @@ async fn answer(call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Resul
         if let Some((false, _)) = batch.headers {
             COUNTERS.server_rejections.increment();
         }
-        if batch.frames.has_remaining() {
-            COUNTERS.server_bytes_sent.add(batch.frames.remaining());
-            COUNTERS.server_messages_sent.add(batch.messages);
-            let is_last = batch.end.is_some();
-            open.send_data(batch.frames, false)?;
+        let is_last = batch.end.is_some();
+        let mut failure = None;
+        for item in batch.items {
+            let frames = match encode(call, item, open.stream_id().as_u32(), &mut lent).await {
+                Ok(frames) => frames,
+                Err(status) => {
+                    failure = Some(status);
+                    break;
+                }
+            };
+            COUNTERS.server_bytes_sent.add(frames.remaining());
+            open.send_data(frames, false)?;
             if !is_last {
                 flow(open).await?;
             }
-            call.mark_written();
         }
-        if let Some(status) = batch.end {
+        COUNTERS.server_messages_sent.add(batch.messages);
+        call.mark_written();
+        if let Some(status) = failure.or(batch.end) {
             open.send_trailers(trailers(&status))?;
+            lent.settle();
             return Ok(());
         }
     }
 }
 
+/// One message, or several small ones that were encoded when they were queued.
+async fn encode(call: &ServerCall, item: Item, stream: u32, lent: &mut Grants) -> Result<FrameBuf, Status> {
+    let (kind, content) = match item {
+        Item::Frames(frames) => return Ok(frames),
+        Item::Value(kind, content) => (kind, content),
+    };
+    let exchange = call.exchange.as_ref();
+    let exchange = exchange.filter(|_| !call.method.is_streaming() || lent.outstanding() < placement::STREAM_LIMIT);
+    let content = match exchange {
+        Some(exchange) => {
+            let (content, grants) = placement::place(exchange, content).await;
+            grants.belong_to(stream);
+            lent.append(grants);
+            content
+        }
+        None => content,
+    };
+    Ok(wire::encode_call_response(kind, content)?)
+}
+
 /// A call that failed before it said anything needs no headers of its own.
 fn trailers_only(batch: &Batch) -> Option<&Status> {
-    let nothing_else = batch.headers.is_none() && !batch.frames.has_remaining();
+    let nothing_else = batch.headers.is_none() && batch.items.is_empty();
     batch.end.as_ref().filter(|end| nothing_else && end.code != Code::OK)
 }
 

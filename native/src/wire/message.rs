@@ -10,6 +10,8 @@ const METADATA: u32 = 1;
 const KIND: u32 = 1;
 const BODY: u32 = 2;
 const BUFFER: u32 = 3;
+const SEGMENT: u32 = 4;
+const BODY_SEGMENT: u32 = 5;
 const PADDING: u32 = 15;
 const EXTRA: u32 = 15;
 
@@ -48,6 +50,42 @@ impl Default for Slice {
     }
 }
 
+/// Memory of the sender that a message names instead of holding its bytes: `SegmentRef` of the proto.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SegmentRef {
+    pub id: u32,
+    pub slot: u32,
+    /// Offset and length, bytes.
+    pub ranges: Vec<(u64, u64)>,
+}
+
+/// The value in a message to send: its parts as they lie, or where they were placed.
+#[derive(Debug, Default)]
+pub struct Content {
+    pub body: Vec<Bytes>,
+    pub buffers: Vec<Bytes>,
+    pub body_segment: Option<SegmentRef>,
+    pub segments: Vec<SegmentRef>,
+}
+
+impl Content {
+    pub fn of(body: Vec<Bytes>, buffers: Vec<Bytes>) -> Self {
+        Content { body, buffers, ..Content::default() }
+    }
+
+    pub fn len(&self) -> usize {
+        self.body_len() + self.buffers.iter().map(Bytes::len).sum::<usize>()
+    }
+
+    pub fn body_len(&self) -> usize {
+        self.body.iter().map(Bytes::len).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// A received message of either direction: what its fields held.
 #[derive(Debug, Default)]
 pub struct Envelope {
@@ -55,10 +93,23 @@ pub struct Envelope {
     pub metadata: Metadata,
     pub body: Slice,
     pub buffers: Vec<Region>,
+    /// Memory to be put in the place of the body and of the buffers: see `lane::exchange`.
+    pub body_segment: Option<SegmentRef>,
+    pub segments: Vec<SegmentRef>,
     /// Only of Ray's ASGIRequest.
     pub fields: Vec<Slice>,
     /// Bytes of the whole message.
     pub size: usize,
+}
+
+impl Envelope {
+    /// Bytes of the message and of the memory that it names; over `limit`, it is too large.
+    pub fn require_size(&self, limit: usize) -> Result<(), WireError> {
+        let named = self.segments.iter().chain(&self.body_segment).flat_map(|segment| &segment.ranges);
+        let lent = named.fold(0_u64, |sum, (_, length)| sum.saturating_add(*length));
+        let size = self.size.saturating_add(usize::try_from(lent).unwrap_or(usize::MAX));
+        if size > limit { Err(WireError::TooLarge { size, limit }) } else { Ok(()) }
+    }
 }
 
 /// `RequestMetadata`: its strings in the order of their fields, and the pickled rest.
@@ -83,25 +134,19 @@ pub fn encode_metadata<'a>(strings: impl Iterator<Item = &'a str>, extra: &[u8])
     out
 }
 
-/// A framed CallRequest.
-pub fn encode_call_request<'a>(
-    strings: impl Iterator<Item = &'a str>,
-    extra: &[u8],
-    body: Vec<Bytes>,
-    buffers: Vec<Bytes>,
-) -> Result<FrameBuf, WireError> {
-    let metadata = encode_metadata(strings, extra);
+/// A framed CallRequest with encoded metadata.
+pub fn encode_call_request(metadata: Bytes, content: Content) -> Result<FrameBuf, WireError> {
     let mut out = Encoder::new();
-    out.field(METADATA, vec![metadata.freeze()]);
-    out.payload(body, buffers);
+    out.field(METADATA, vec![metadata]);
+    out.payload(content);
     out.finish()
 }
 
 /// A framed CallResponse.
-pub fn encode_call_response(kind: Kind, body: Vec<Bytes>, buffers: Vec<Bytes>) -> Result<FrameBuf, WireError> {
+pub fn encode_call_response(kind: Kind, content: Content) -> Result<FrameBuf, WireError> {
     let mut out = Encoder::new();
     out.varint_field(KIND, u64::from(kind.0));
-    out.payload(body, buffers);
+    out.payload(content);
     out.finish()
 }
 
@@ -165,6 +210,44 @@ pub fn parse_stock_response(payload: &Payload) -> Result<Envelope, WireError> {
     Ok(envelope)
 }
 
+fn encode_segment(segment: &SegmentRef) -> Bytes {
+    let mut ranges = BytesMut::new();
+    for (offset, length) in &segment.ranges {
+        varint::put(&mut ranges, *offset);
+        varint::put(&mut ranges, *length);
+    }
+    let mut out = BytesMut::with_capacity(16 + ranges.len());
+    // Always written, so that a SegmentRef is never empty.
+    for (field, value) in [(1, segment.id), (2, segment.slot)] {
+        varint::put(&mut out, field << 3);
+        varint::put(&mut out, u64::from(value));
+    }
+    varint::put_length_delimited(&mut out, 3, ranges.len());
+    out.put_slice(&ranges);
+    out.freeze()
+}
+
+fn parse_segment(bytes: &[u8]) -> Result<SegmentRef, WireError> {
+    let mut segment = SegmentRef::default();
+    let narrow = |value: u64| u32::try_from(value).map_err(|_| WireError::Malformed("a SegmentRef is over 32 bits"));
+    let mut at = 0;
+    while at < bytes.len() {
+        match varint::take_field(bytes, &mut at)? {
+            Field::Varint(1, value) => segment.id = narrow(value)?,
+            Field::Varint(2, value) => segment.slot = narrow(value)?,
+            Field::Range(3, range) => {
+                let mut from = range.start;
+                while from < range.end {
+                    let offset = varint::take(&bytes[..range.end], &mut from)?;
+                    segment.ranges.push((offset, varint::take(&bytes[..range.end], &mut from)?));
+                }
+            }
+            _ => {}
+        }
+    }
+    Ok(segment)
+}
+
 fn parse_metadata(bytes: &Slice) -> Result<Metadata, WireError> {
     let bytes = bytes.as_slice();
     let mut metadata = Metadata { strings: vec![String::new(); METADATA_STRINGS], extra: Bytes::new() };
@@ -192,6 +275,8 @@ struct Parts {
     kind: u32,
     body: Option<std::ops::Range<usize>>,
     buffers: Vec<std::ops::Range<usize>>,
+    body_segment: Option<SegmentRef>,
+    segments: Vec<SegmentRef>,
 }
 
 impl Parts {
@@ -212,6 +297,13 @@ impl Parts {
                     }
                     parts.buffers.push(range);
                 }
+                Field::Range(SEGMENT, range) => {
+                    if parts.segments.len() == MAX_BUFFERS {
+                        return Err(WireError::Malformed("more than 65,536 segments"));
+                    }
+                    parts.segments.push(parse_segment(&bytes[range])?);
+                }
+                Field::Range(BODY_SEGMENT, range) => parts.body_segment = Some(parse_segment(&bytes[range])?),
                 _ => {}
             }
         }
@@ -223,6 +315,8 @@ impl Parts {
             kind: self.kind,
             body: self.body.map(|range| slice(payload, range)).unwrap_or_default(),
             buffers: aligned(payload, self.buffers),
+            body_segment: self.body_segment,
+            segments: self.segments,
             size: payload.len(),
             ..Envelope::default()
         }
@@ -293,9 +387,17 @@ impl Encoder {
         }
     }
 
-    fn payload(&mut self, body: Vec<Bytes>, buffers: Vec<Bytes>) {
-        self.field(BODY, body);
-        for buffer in buffers {
+    fn payload(&mut self, content: Content) {
+        self.field(BODY, content.body);
+        for (field, segment) in content
+            .segments
+            .iter()
+            .map(|segment| (SEGMENT, segment))
+            .chain(content.body_segment.iter().map(|segment| (BODY_SEGMENT, segment)))
+        {
+            self.field(field, vec![encode_segment(segment)]);
+        }
+        for buffer in content.buffers {
             self.align(buffer.len());
             self.write_field(BUFFER, buffer.len(), std::iter::once(buffer));
         }
@@ -391,12 +493,12 @@ mod tests {
             body in proptest::collection::vec(bytes_of_any_size(), 0..4),
             buffers in proptest::collection::vec(bytes_of_any_size(), 0..5),
         ) {
-            let framed = encode_call_request(
-                strings.iter().map(String::as_str),
-                &extra,
+            let metadata = encode_metadata(strings.iter().map(String::as_str), &extra).freeze();
+            let content = Content::of(
                 body.iter().cloned().map(Bytes::from).collect(),
                 buffers.iter().cloned().map(Bytes::from).collect(),
-            ).unwrap();
+            );
+            let framed = encode_call_request(metadata, content).unwrap();
             let parsed = parse_call_request(&payload(framed)).unwrap();
             if strings.iter().all(String::is_empty) && extra.is_empty() {
                 prop_assert_eq!(parsed.metadata, Metadata::default());
@@ -423,9 +525,22 @@ mod tests {
 
     #[test]
     fn a_response_keeps_its_kind() {
-        let framed = encode_call_response(Kind(3), vec![Bytes::from_static(b"text")], vec![]).unwrap();
+        let framed = encode_call_response(Kind(3), Content::of(vec![Bytes::from_static(b"text")], vec![])).unwrap();
         let parsed = parse_call_response(&payload(framed)).unwrap();
         assert_eq!((parsed.kind, parsed.body.as_slice()), (3, &b"text"[..]));
+    }
+
+    #[test]
+    fn named_memory_comes_back() {
+        let segment = |id| SegmentRef { id, slot: id * 2, ranges: vec![(0, 7), (1 << 40, 300)] };
+        let content = Content {
+            body_segment: Some(segment(0)),
+            segments: vec![segment(1), segment(70_000)],
+            ..Content::default()
+        };
+        let parsed = parse_call_response(&payload(encode_call_response(Kind(0), content).unwrap())).unwrap();
+        assert_eq!(parsed.body_segment, Some(segment(0)));
+        assert_eq!(parsed.segments, vec![segment(1), segment(70_000)]);
     }
 
     #[test]

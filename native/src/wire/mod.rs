@@ -7,8 +7,9 @@ mod varint;
 
 pub use frame_buf::FrameBuf;
 pub use message::{
-    Envelope, Kind, Metadata, STOCK_FIELDS, Slice, encode_call_request, encode_call_response, encode_fields,
-    encode_stock_response, parse_call_request, parse_call_response, parse_fields, parse_stock_response,
+    Content, Envelope, Kind, Metadata, STOCK_FIELDS, SegmentRef, Slice, encode_call_request, encode_call_response,
+    encode_fields, encode_metadata, encode_stock_response, parse_call_request, parse_call_response, parse_fields,
+    parse_stock_response,
 };
 pub use reader::{MessageReader, Payload};
 

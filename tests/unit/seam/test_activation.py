@@ -47,7 +47,7 @@ def test_a_patch_that_fits_makes_the_process_active(patches, warnings):
     assert status["reason"] == ""
     assert status["adapter"] == "form"
     assert status["parts"] == {"client": "active", "replica": "active"}
-    assert status["lanes"] == ["unix", "tcp"]
+    assert status["lanes"] == ["shm", "unix", "tcp"]
     assert status["calls"] == {"unix": {"unary": 2}, "tcp": {"streaming": 1}}
     assert status["served"] == {"tcp": {"unary": 3}}
     assert not warnings()

@@ -1,0 +1,50 @@
+//! Decides what of a message goes through shared memory, and puts it there.
+
+use super::exchange::{Exchange, Grants};
+use crate::wire::Content;
+use std::sync::Arc;
+
+/// From this size on a body, or the buffers together, are lent instead of sent.
+pub const SHM_FROM: usize = 64 << 10;
+
+/// Copies up to this size are made on the I/O thread: handing them to another costs as much.
+const INLINE_UP_TO: usize = 1 << 20;
+
+/// What a stream may have lent and not got back. Flow control sees only the few bytes that name it, so what is
+/// beyond goes by the socket, where the reader's pace holds it back.
+pub const STREAM_LIMIT: usize = 16 << 20;
+
+/// Whether any of it would be lent.
+pub fn is_worth_it(content: &Content) -> bool {
+    content.len() >= SHM_FROM
+}
+
+/// The content as it is to be encoded. Where there is no room it comes back as it was.
+pub async fn place(exchange: &Arc<Exchange>, content: Content) -> (Content, Grants) {
+    let body_len = content.body_len();
+    let (with_body, with_buffers) = (body_len >= SHM_FROM, content.len() - body_len >= SHM_FROM);
+    if !with_body && !with_buffers {
+        return (content, Grants::default());
+    }
+    let bytes = content.len();
+    let exchange = Arc::clone(exchange);
+    let run = move || {
+        let buffers = if with_buffers { &content.buffers[..] } else { &[] };
+        match exchange.place(with_body.then_some(&content.body[..]), buffers) {
+            None => (content, Grants::default()),
+            Some(placed) => {
+                let rest = Content {
+                    body: if with_body { Vec::new() } else { content.body },
+                    buffers: if with_buffers { Vec::new() } else { content.buffers },
+                    body_segment: placed.body,
+                    segments: placed.buffers,
+                };
+                (rest, placed.grants)
+            }
+        }
+    };
+    if bytes <= INLINE_UP_TO {
+        return run();
+    }
+    tokio::task::spawn_blocking(run).await.expect("placing does not panic")
+}

@@ -1,0 +1,294 @@
+//! This process's own shared memory: memory files that are kept, already faulted in, for one message after
+//! the other.
+
+use super::sys::Mapping;
+use crate::metrics::COUNTERS;
+use crate::runtime;
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Smallest segment, bytes.
+const SMALLEST: usize = 128 << 10;
+/// Each segment costs a file descriptor here and at each peer.
+const MOST_SEGMENTS: usize = 512;
+/// A segment that was not used for this long is given back to the system.
+const IDLE: Duration = Duration::from_secs(15);
+const TRIM_INTERVAL: Duration = Duration::from_secs(5);
+
+/// What peers may do with a segment: map it and read it. They can neither resize it nor write to it.
+fn seals() -> SealFlags {
+    SealFlags::SHRINK | SealFlags::GROW | SealFlags::FUTURE_WRITE | SealFlags::SEAL
+}
+
+static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+
+/// A key that no other segment of this process has or had.
+pub fn next_key() -> u64 {
+    NEXT_KEY.fetch_add(1, Ordering::Relaxed)
+}
+
+#[derive(Debug)]
+pub struct Segment {
+    pub key: u64,
+    pub memory: Mapping,
+    file: OwnedFd,
+}
+
+impl Segment {
+    /// Makes a segment and touches each page: cold pages cost a message about 1 ms per MB.
+    fn new(size: usize) -> io::Result<Segment> {
+        let file = memfd_create("ray_serve_grpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        ftruncate(&file, size as u64)?;
+        let memory = Mapping::shared(file.as_fd(), size)?;
+        fcntl_add_seals(&file, seals())?;
+        for page in (0..size).step_by(4096) {
+            memory.write(page, &[0]);
+        }
+        Ok(Segment { key: next_key(), memory, file })
+    }
+
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// The right to write to a segment, and then to lend it. Given back to the pool when dropped.
+#[derive(Debug)]
+pub struct Hold {
+    segment: Option<Arc<Segment>>,
+    pool: &'static Pool,
+    /// Set when a peer was lost while it may still have been reading.
+    tainted: AtomicBool,
+}
+
+impl Hold {
+    pub fn segment(&self) -> &Arc<Segment> {
+        self.segment.as_ref().expect("taken only when dropped")
+    }
+
+    /// The segment is not used again: somebody may read it for ever.
+    pub fn taint(&self) {
+        self.tainted.store(true, Ordering::Release);
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if let Some(segment) = self.segment.take() {
+            self.pool.put_back(segment, self.tainted.load(Ordering::Acquire));
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Pool {
+    limit: AtomicUsize,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// Size -> free segments, the most recently used last.
+    free: BTreeMap<usize, Vec<(Instant, Arc<Segment>)>>,
+    /// Bytes and segments in existence, those being made included.
+    bytes: usize,
+    segments: usize,
+    /// Segments being made, by size.
+    coming: BTreeMap<usize, usize>,
+    /// Whether a task looks for idle segments.
+    trimming: bool,
+    generation: u64,
+}
+
+static POOL: Pool = Pool {
+    limit: AtomicUsize::new(0),
+    inner: Mutex::new(Inner {
+        free: BTreeMap::new(),
+        bytes: 0,
+        segments: 0,
+        coming: BTreeMap::new(),
+        trimming: false,
+        generation: 0,
+    }),
+};
+
+pub fn pool() -> &'static Pool {
+    &POOL
+}
+
+/// Sizes are powers of two and one and a half times those.
+fn class(size: usize) -> usize {
+    let power = size.max(SMALLEST).next_power_of_two();
+    let between = power / 4 * 3;
+    if between >= size && between >= SMALLEST { between } else { power }
+}
+
+impl Pool {
+    /// Bytes that all segments of this process may have together. Zero: there are none.
+    pub fn set_limit(&self, bytes: usize) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    pub fn is_enabled(&self) -> bool {
+        self.limit.load(Ordering::Relaxed) > 0
+    }
+
+    /// A warm segment of at least `size` bytes, if there is one.
+    pub fn take_warm(&'static self, size: usize) -> Option<Hold> {
+        let class = class(size);
+        let mut inner = self.lock();
+        // One that is somewhat larger wastes nothing but its idle pages.
+        let fitting = inner.free.range_mut(class..=class.saturating_mul(2)).find_map(|(_, free)| free.pop());
+        let (_, segment) = fitting?;
+        Some(Hold { segment: Some(segment), pool: self, tainted: AtomicBool::new(false) })
+    }
+
+    /// As `take_warm`; if there is none, one is made for the next time.
+    pub fn take(&'static self, size: usize) -> Option<Hold> {
+        let hold = self.take_warm(size);
+        if hold.is_none() {
+            self.make(&mut self.lock(), class(size));
+        }
+        hold
+    }
+
+    fn make(&'static self, inner: &mut Inner, class: usize) {
+        let coming = inner.coming.get(&class).copied().unwrap_or(0);
+        // Two at a time per size: the next miss asks again.
+        COUNTERS.shm_fallbacks.increment();
+        if coming >= 2 || !self.make_room(inner, class) {
+            return;
+        }
+        inner.bytes += class;
+        inner.segments += 1;
+        *inner.coming.entry(class).or_default() += 1;
+        runtime::handle().spawn_blocking(move || self.add(class));
+        if !inner.trimming {
+            inner.trimming = true;
+            runtime::handle().spawn(self.trim_while_used());
+        }
+    }
+
+    fn add(&'static self, class: usize) {
+        let made = Segment::new(class);
+        let mut inner = self.lock();
+        if let Some(coming) = inner.coming.get_mut(&class) {
+            *coming -= 1;
+        }
+        match made {
+            Ok(segment) => inner.free.entry(class).or_default().push((Instant::now(), Arc::new(segment))),
+            Err(error) => {
+                inner.bytes -= class;
+                inner.segments -= 1;
+                tracing::debug!(%error, class, "no shared memory: messages go by the socket");
+            }
+        }
+    }
+
+    /// Frees the segments that were unused for the longest time until another of `class` bytes fits.
+    fn make_room(&self, inner: &mut Inner, class: usize) -> bool {
+        let limit = self.limit.load(Ordering::Relaxed);
+        while inner.bytes + class > limit || inner.segments >= MOST_SEGMENTS {
+            let oldest =
+                inner.free.iter().filter_map(|(size, free)| free.first().map(|(used, _)| (*used, *size))).min();
+            let Some((_, size)) = oldest else { return false };
+            if let Some(free) = inner.free.get_mut(&size) {
+                free.remove(0);
+                inner.bytes -= size;
+                inner.segments -= 1;
+                COUNTERS.shm_trimmed.increment();
+            }
+        }
+        true
+    }
+
+    fn put_back(&self, segment: Arc<Segment>, tainted: bool) {
+        let mut inner = self.lock();
+        let size = segment.memory.len();
+        if tainted {
+            inner.bytes -= size;
+            inner.segments -= 1;
+            return;
+        }
+        inner.free.entry(size).or_default().push((Instant::now(), segment));
+    }
+
+    async fn trim_while_used(&'static self) {
+        loop {
+            tokio::time::sleep(TRIM_INTERVAL).await;
+            super::exchange::collect_returned();
+            let mut inner = self.lock();
+            let mut trimmed = Vec::new();
+            for (size, free) in &mut inner.free {
+                let keep = free.iter().position(|(used, _)| used.elapsed() < IDLE).unwrap_or(free.len());
+                trimmed.extend(free.drain(..keep).map(|idle| (*size, idle)));
+            }
+            for (size, _) in &trimmed {
+                inner.bytes -= size;
+                inner.segments -= 1;
+                COUNTERS.shm_trimmed.increment();
+            }
+            let over = inner.segments == 0;
+            inner.trimming = !over;
+            drop(inner);
+            drop(trimmed);
+            if over {
+                return;
+            }
+        }
+    }
+
+    /// (bytes, segments) in existence.
+    pub fn size(&self) -> (usize, usize) {
+        let inner = self.lock();
+        (inner.bytes, inner.segments)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = runtime::generation();
+        if inner.generation != now {
+            // A forked child leaves the parent's segments to the parent: both would write to them.
+            *inner = Inner {
+                free: BTreeMap::new(),
+                bytes: 0,
+                segments: 0,
+                coming: BTreeMap::new(),
+                trimming: false,
+                generation: now,
+            };
+        }
+        inner
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_fit_and_waste_at_most_half() {
+        for size in [1, SMALLEST, SMALLEST + 1, 200_000, 1 << 20, (1 << 20) + 64, 10_000_000, 100 << 20] {
+            let class = class(size);
+            assert!(class >= size && (class <= size * 3 / 2 + 1 || class == SMALLEST), "{size} -> {class}");
+        }
+    }
+
+    #[test]
+    fn a_sealed_segment_refuses_another_writer() {
+        let segment = Segment::new(SMALLEST).unwrap();
+        assert!(Mapping::shared(segment.file(), SMALLEST).is_err());
+        assert!(ftruncate(segment.file(), 0).is_err());
+        let reader = Mapping::private(segment.file(), SMALLEST).unwrap();
+        reader.write(0, b"mine");
+        segment.memory.write(4096, b"ours");
+        reader.forget_writes().unwrap();
+        assert_eq!(reader.word(0).load(Ordering::Relaxed), 0);
+        assert_eq!(reader.word(1024).load(Ordering::Relaxed), u32::from_le_bytes(*b"ours"));
+    }
+}
