@@ -42,10 +42,11 @@ class Worker:
         self._log = self._directory / "worker.log"
         address = str(self._directory / "socket")
         self._listener = Listener(address)
+        path = os.pathsep.join(filter(None, [extra.get("PYTHONPATH"), str(_TESTS)]))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "harness.worker", transport, address],
-                env={**environment(transport, dict(os.environ), extra), "PYTHONPATH": str(_TESTS)},
+                env={**environment(transport, dict(os.environ), extra), "PYTHONPATH": path},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -84,10 +85,14 @@ class Worker:
                     lines += _matching(path)
         return lines
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Tells the worker to end, if it came up; `close` waits for it."""
         if self._connection is not None:
             with contextlib.suppress(OSError):
                 self._connection.close()
+
+    def close(self) -> None:
+        self.hang_up()
         try:
             self._process.wait(60 if self._connection is not None else 1)
         except subprocess.TimeoutExpired:
@@ -170,14 +175,11 @@ class Pool:
 
     def close_variants(self) -> None:
         """Ends the clusters that have extra environment variables."""
-        for (_, extra), worker in list(self._workers.items()):
-            if extra:
-                self._discard(worker)
+        self._discard(*[worker for (_, extra), worker in self._workers.items() if extra])
 
     def close(self) -> list[str]:
         """Ends all clusters; the lines of noise that those on our transport left in their logs."""
-        for worker in list(self._workers.values()):
-            self._discard(worker)
+        self._discard(*self._workers.values())
         return self._noise
 
     def _worker(self, transport: str, extra: dict[str, str]) -> Worker:
@@ -186,11 +188,14 @@ class Pool:
             self._workers[key] = Worker(transport, extra)
         return self._workers[key]
 
-    def _discard(self, worker: Worker) -> None:
-        self._workers = {key: other for key, other in self._workers.items() if other is not worker}
-        if worker.transport == NATIVE:
-            self._noise += worker.noise()
-        worker.close()
+    def _discard(self, *workers: Worker) -> None:
+        self._workers = {key: other for key, other in self._workers.items() if other not in workers}
+        for worker in workers:
+            if worker.transport == NATIVE:
+                self._noise += worker.noise()
+            worker.hang_up()
+        for worker in workers:
+            worker.close()
 
 
 def _matching(path: Path) -> list[str]:
