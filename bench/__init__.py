@@ -3,6 +3,10 @@
 Layout:
     cli         `python -m bench …`
     serve/      calls between Ray Serve deployments: actor calls over Plasma, Ray's grpc.aio, ours
+    transport/  two processes without Serve: ours, grpc.aio, pygrpc-native, pyzmq, a bare Unix socket
+    load        the loads of a measurement, in the process that calls
+    rounds      measures a cell for several variants in turns
+    children    child processes that measure
     payloads    sizes, and values of a size
     clocks      CPU time of processes, by role
     samples     what one measurement gives, and how the rounds of a cell become figures

@@ -1,4 +1,8 @@
-"""Parent's side: starts a cluster in a child process and talks to it."""
+"""Parent's side of a child process that measures: starts it, talks to it, ends it with all that it started.
+
+`answer` is the child's side. Over the connection come (name, arguments); back go (True, value) or (False, text). When
+the connection ends, the child ends.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +12,36 @@ import signal
 import subprocess
 import sys
 import tempfile
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from typing import Any
 
 from bench.clocks import session_members
 from bench.machine import ROOT
-from bench.serve.variants import environment
 
 BOOT_S = 180.0
 
 
-class SessionFailed(Exception):
-    """The cluster did not start, died, or a measurement failed or took too long."""
+class ChildFailed(Exception):
+    """It did not start, died, took too long, or what it was asked for failed."""
 
 
-class Session:
-    """A cluster with the application, on one transport, in one mode. `ready()` waits for it."""
+class Child:
+    """A process in a session of its own. `ready()` waits until it can be asked."""
 
-    def __init__(self, variant: str, mode: str) -> None:
-        self.variant = variant
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[str], env: Mapping[str, str], prefix: Sequence[str] = ()
+    ) -> None:
+        """Runs `python -m module FD arguments…`; `prefix` is a command that runs it."""
+        self.name = name
         self.alive = True
-        self.roles: dict[str, list[int]] = {}
         self._log = tempfile.TemporaryFile()
         ours, theirs = Pipe()
         self._connection: Connection = ours
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.serve.cluster", variant, str(theirs.fileno())],
-            env={**environment(variant, mode, os.environ), "PYTHONPATH": str(ROOT)},
+            [*prefix, sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            env={**env, "PYTHONPATH": str(ROOT)},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
@@ -43,13 +50,14 @@ class Session:
         )
         theirs.close()
 
-    def ready(self) -> None:
-        self.roles = self._receive(BOOT_S)["roles"]
+    def ready(self) -> Any:
+        """What the child said when it was up. Raises ChildFailed."""
+        return self._receive(BOOT_S)
 
     def ask(self, method: str, *arguments: object, timeout: float) -> Any:
-        """What the caller's method returns. Raises SessionFailed."""
+        """Raises ChildFailed."""
         if not self.alive:
-            raise SessionFailed("the cluster was lost before")
+            raise ChildFailed("the process was lost before")
         try:
             self._connection.send((method, arguments))
         except OSError as error:
@@ -57,7 +65,7 @@ class Session:
         return self._receive(timeout)
 
     def stop(self) -> None:
-        """Has the cluster end; `close` waits for it."""
+        """Has it end; `close` waits for it."""
         self.alive = False
         self._connection.close()
 
@@ -79,11 +87,36 @@ class Session:
         except (EOFError, OSError) as error:
             raise self._lost(repr(error)) from None
         if not succeeded:
-            raise SessionFailed(str(value).strip())
+            raise ChildFailed(f"{self.name}: {str(value).strip()}")
         return value
 
-    def _lost(self, why: str) -> SessionFailed:
+    def _lost(self, why: str) -> ChildFailed:
         """It is of no use from here on: an answer that comes late would be taken for another's."""
         self.alive = False
         self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - 2000))
-        return SessionFailed(f"{self.variant}: {why}\n{self._log.read().decode(errors='replace')}")
+        return ChildFailed(f"{self.name}: {why}\n{self._log.read().decode(errors='replace')}")
+
+
+@contextlib.contextmanager
+def connected(descriptor: int) -> Any:
+    """The child's end of the connection. What goes wrong goes to the parent; the parent's end ends it."""
+    os.set_inheritable(descriptor, False)
+    with Connection(descriptor) as connection:
+        try:
+            yield connection
+        except EOFError:
+            pass
+        except Exception:
+            with contextlib.suppress(OSError):
+                connection.send((False, traceback.format_exc()))
+
+
+def answer(connection: Connection, perform: Callable[[str, tuple[Any, ...]], Any]) -> None:
+    """Performs what the parent asks for, until the connection ends with an EOFError."""
+    while True:
+        name, arguments = connection.recv()
+        try:
+            reply = True, perform(name, arguments)
+        except Exception:
+            reply = False, traceback.format_exc()
+        connection.send(reply)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import click
@@ -10,6 +9,7 @@ from rich.console import Console
 
 from bench import payloads, results, tables
 from bench.serve import plan, variants
+from bench.transport import peers
 
 console = Console(highlight=False, markup=False)
 
@@ -86,12 +86,36 @@ def serve(
     modes = modes or (variants.MODES[:1] if quick else variants.MODES)
     cells = list(plan.cells(tests, kinds, sizes))
     found = results.Results("serve", {"rounds": effort.rounds, "seconds": effort.seconds})
-    path = output or results.FOLDER / time.strftime("serve-%Y%m%d-%H%M%S.json")
+    path = output or results.run_path("serve")
     try:
         for mode in modes:
             run(found, mode, chosen, cells, effort, console.print)
     finally:
-        if found.cells:
-            found.write(path)
-    tables.show_serve(results.load(path))
-    console.print(f"{found.seconds:.0f} s; results in {path}")
+        finish(found, path)
+
+
+@commands.command()
+@click.option("--peers", "chosen", type=Several(*peers.NAMES), default=",".join(peers.NAMES), help="Transports.")
+@click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio", help="Event loop of both sides.")
+@click.option("--quick", is_flag=True, help="Short rounds.")
+@click.option("--full", is_flag=True, help="More and longer rounds.")
+@click.option("--output", type=click.Path(path_type=Path), default=None, help="Result file.")
+def transport(chosen: tuple[str, ...], loop: str, quick: bool, full: bool, output: Path | None) -> None:
+    """Two processes without Serve, over our transport and over what else there is."""
+    from bench.transport.run import FULL, NORMAL, QUICK, run
+
+    effort = QUICK if quick else FULL if full else NORMAL
+    found = results.Results("transport", {"rounds": effort.rounds, "seconds": effort.seconds, "loop": loop})
+    path = output or results.run_path("transport")
+    try:
+        run(found, chosen, loop, effort, console.print)
+    finally:
+        finish(found, path)
+
+
+def finish(found: results.Results, path: Path) -> None:
+    """Also what there is of a run that was broken off."""
+    if found.cells:
+        found.write(path)
+        tables.show(results.load(path))
+        console.print(f"{found.seconds:.0f} s; results in {path}")

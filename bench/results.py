@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from bench import machine
+from bench.rounds import Outcome
+from bench.samples import figures, to_plain
 
+#: The files that docs/benchmarks.md is made of, one per bench.
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
@@ -24,6 +28,17 @@ class Results:
     seconds: float = 0.0
     cells: list[dict[str, Any]] = field(default_factory=list)
 
+    def add(self, facts: dict[str, Any], outcome: Outcome, say: Callable[[str], None]) -> None:
+        """An entry of `cells`: which cell and variant, and what came out."""
+        entry = dict(facts)
+        if outcome.samples:
+            entry["figures"] = rounded(figures(outcome.samples))
+            entry["rounds"] = [to_plain(sample) for sample in outcome.samples]
+        if outcome.error is not None:
+            entry["error"] = outcome.error
+            say(f"  {facts['variant']} failed: {outcome.error.splitlines()[-1]}")
+        self.cells.append(entry)
+
     def write(self, path: Path) -> None:
         self.seconds = round(time.time() - self.started, 1)
         started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
@@ -33,10 +48,15 @@ class Results:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+def run_path(bench: str) -> Path:
+    """Where a run's results go when nobody says where."""
+    return FOLDER / "runs" / time.strftime(f"{bench}-%Y%m%d-%H%M%S.json")
+
+
 def load(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text())
     return content
 
 
-def rounded(figures: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    return {name: {key: float(f"{value:.5g}") for key, value in spread.items()} for name, spread in figures.items()}
+def rounded(spreads: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    return {name: {key: float(f"{value:.5g}") for key, value in spread.items()} for name, spread in spreads.items()}

@@ -24,8 +24,8 @@ class Sample:
     """from the call to a stream's first item"""
 
 
-#: Roles whose CPU time is a call's own cost; the rest of the cluster works whether there are calls or not.
-SERVING = ("caller", "middle", "leaf", "store")
+#: Roles whose CPU time is not a call's own cost: the rest of a cluster works whether there are calls or not.
+IDLERS = ("rest", "foreign")
 
 
 def figures(rounds: Sequence[Sample]) -> dict[str, dict[str, float]]:
@@ -62,7 +62,7 @@ def _figures(sample: Sample) -> dict[str, float]:
     for role, seconds in sample.cpu_seconds.items():
         if role != "foreign":
             values[f"cpu_{role}_ms"] = seconds * each
-    values["cpu_ms"] = sum(sample.cpu_seconds.get(role, 0.0) for role in SERVING) * each
+    values["cpu_ms"] = sum(seconds for role, seconds in sample.cpu_seconds.items() if role not in IDLERS) * each
     values["foreign_cores"] = sample.cpu_seconds.get("foreign", 0.0) / sample.seconds
     return values
 

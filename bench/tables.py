@@ -13,7 +13,7 @@ from bench.payloads import format_size
 from bench.serve.variants import NATIVE
 
 #: test -> (title, figure, unit, whether more is better)
-SERVE_TESTS = {
+TESTS = {
     "latency": ("latency, one at a time", "p50_ms", "ms", False),
     "chain": ("chain: caller - middle - leaf and back", "p50_ms", "ms", False),
     "throughput": ("throughput", "per_s", "calls/s", True),
@@ -21,14 +21,21 @@ SERVE_TESTS = {
     "paced": ("streams of 50 items/s: lag", "p50_ms", "ms", False),
 }
 
+#: Ours by another lane, and the floors.
+NOT_RIVALS = ("native-tcp", "unix-socket", "memcpy")
+
 Cells = dict[tuple[Any, ...], dict[str, dict[str, Any]]]
 
 
 def by_cell(content: dict[str, Any]) -> Cells:
-    """(mode, test, kind, size, in flight) -> variant -> entry of the file; in the file's order."""
+    """(place, test, kind, size, in flight) -> variant -> entry of the file; in the file's order.
+
+    The place is a mode of threading, or a network, or nothing.
+    """
     grouped: Cells = {}
     for entry in content["cells"]:
-        key = tuple(entry.get(name) for name in ("mode", "test", "kind", "size", "in_flight"))
+        place = ", ".join(str(entry[name]) for name in ("mode", "network") if name in entry)
+        key = (place, *(entry[name] for name in ("test", "kind", "size", "in_flight")))
         grouped.setdefault(key, {})[entry["variant"]] = entry
     return grouped
 
@@ -42,45 +49,50 @@ def value(entry: dict[str, Any] | None, figure: str) -> float | None:
 def ratio(entries: dict[str, dict[str, Any]], figure: str, more_is_better: bool, ours: str = NATIVE) -> float | None:
     """How much better ours is than the best of the others: 2 is twice as fast, 0.5 half as fast."""
     mine = value(entries.get(ours), figure)
-    others = [other for name, entry in entries.items() if name != ours and (other := value(entry, figure)) is not None]
+    others = [
+        other
+        for name, entry in entries.items()
+        if name not in NOT_RIVALS and name != ours and (other := value(entry, figure)) is not None
+    ]
     if not mine or not others:
         return None
     return mine / max(others) if more_is_better else min(others) / mine
 
 
-def show_serve(content: dict[str, Any]) -> None:
+def show(content: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 120
+        console.width = 140
     cells = by_cell(content)
-    variants = list(dict.fromkeys(entry["variant"] for entry in content["cells"]))
-    order = "/".join(variants)
-    for mode in dict.fromkeys(key[0] for key in cells):
-        for test, (title, figure, unit, more_is_better) in SERVE_TESTS.items():
-            rows = {key: entries for key, entries in cells.items() if key[:2] == (mode, test)}
+    for place in dict.fromkeys(key[0] for key in cells):
+        for test, (title, figure, unit, more_is_better) in TESTS.items():
+            rows = {key: entries for key, entries in cells.items() if key[:2] == (place, test)}
             if not rows:
                 continue
-            table = Table(title=f"{title}, mode {mode}", title_justify="left", box=box.SIMPLE_HEAD)
-            table.add_column(unit)
-            for variant in variants:
-                table.add_column(variant, justify="right", no_wrap=True)
-            table.add_column("ours is", justify="right", no_wrap=True)
-            table.add_column(f"p99 ms, {order}", justify="right", no_wrap=True)
-            table.add_column(f"CPU ms, {order}", justify="right", no_wrap=True)
-            for (_, _, kind, size, in_flight), entries in rows.items():
-                name = f"{kind} {format_size(size)} x{in_flight}" if size else f"{in_flight} streams"
-                times = ratio(entries, figure, more_is_better)
-                table.add_row(
-                    name.removesuffix(" x1"),
-                    *(with_spread(entries.get(variant), figure) for variant in variants),
-                    f"[bold]{times:.2f}x" if times else "",
-                    *(
-                        " / ".join(number(value(entries.get(variant), other)) for variant in variants)
-                        for other in ("p99_ms", "cpu_ms")
-                    ),
-                )
-            console.print(table)
+            title = f"{title}, {place}" if place else title
+            console.print(_table(f"{title}: {unit}", rows, figure, more_is_better))
+            console.print(_table(f"{title}: CPU ms each", rows, "cpu_ms", False))
+            if test in ("latency", "chain", "paced"):
+                console.print(_table(f"{title}: p99, ms", rows, "p99_ms", False))
     console.print(disturbance(content))
+
+
+def _table(title: str, rows: Cells, figure: str, more_is_better: bool) -> Table:
+    variants = list(dict.fromkeys(name for entries in rows.values() for name in entries))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("")
+    for variant in variants:
+        table.add_column(variant, justify="right", no_wrap=True)
+    table.add_column("ours is", justify="right", no_wrap=True)
+    for (_, _, kind, size, in_flight), entries in rows.items():
+        name = f"{kind} {format_size(size)} x{in_flight}" if size else f"{in_flight} streams"
+        times = ratio(entries, figure, more_is_better)
+        table.add_row(
+            name.removesuffix(" x1"),
+            *(with_spread(entries.get(variant), figure) for variant in variants),
+            f"[bold]{times:.2f}x" if times else "",
+        )
+    return table
 
 
 def disturbance(content: dict[str, Any]) -> str:

@@ -5,6 +5,5 @@ Layout:
     plan        which cells a run measures
     app         the deployments: a caller that measures, a middle and a leaf that answer
     cluster     (child process) a driver with one Ray cluster
-    session     (parent process) starts such a child and talks to it
     run         measures the cells, variant by variant, round by round
 """

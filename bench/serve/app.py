@@ -8,20 +8,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from bench import payloads
+from bench import load, payloads
 from bench.clocks import Roles, Stopwatch
 from bench.samples import Sample
 
 _ONGOING = 10_000  # more than any cell has in flight: no cell measures rejections
 _options = {"num_cpus": 0}
-
-Call = Callable[[Any], Awaitable[Any]]
 
 
 @serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
@@ -81,33 +79,11 @@ class Caller:
         return ray_serve_grpc.status()
 
     async def calls(self, target: str, kind: str, size: int, in_flight: int, seconds: float, least: int) -> Sample:
-        """Echo calls, `in_flight` at a time, for so many seconds, and at least `least` by each of those."""
-        call, value = self._calls[target].remote, payloads.make(kind, size)
-        times: list[float] = []
-        watch = Stopwatch(self._roles)
-        until = time.perf_counter() + seconds
-        await asyncio.gather(*(_call_on(call, value, until, least, times) for _ in range(in_flight)))
-        wall, cpu = watch.read()
-        return Sample(len(times), wall, cpu, times)
+        value = payloads.make(kind, size)
+        return await load.echo_calls(self._calls[target].remote, value, in_flight, seconds, least, self._roles)
 
     async def streams(self, streams: int, count: int) -> Sample:
-        """So many streams at a time, of `count` items each."""
-        first: list[float] = []
-
-        async def read() -> int:
-            started, got = time.perf_counter(), 0
-            async for _ in self._items.remote(count):
-                if not got:
-                    first.append((time.perf_counter() - started) * 1e3)
-                got += 1
-            return got
-
-        watch = Stopwatch(self._roles)
-        total = sum(await asyncio.gather(*(read() for _ in range(streams))))
-        wall, cpu = watch.read()
-        if total != streams * count:
-            raise AssertionError(f"{total} items of {streams * count} arrived")
-        return Sample(total, wall, cpu, first_ms=first)
+        return await load.item_streams(lambda: self._items.remote(count), streams, count, self._roles)
 
     async def paced_streams(self, streams: int, count: int, per_second: float) -> Sample:
         """Streams whose items come at a pace; the sample's times are each item's lag."""
@@ -121,20 +97,6 @@ class Caller:
         await asyncio.gather(*(read(number / streams / per_second) for number in range(streams)))
         wall, cpu = watch.read()
         return Sample(len(lags), wall, cpu, lags)
-
-
-async def _call_on(call: Call, value: Any, until: float, least: int, times: list[float]) -> None:
-    clock, check, done = time.perf_counter, payloads.check, 0
-    while True:
-        started = clock()
-        answer = await call(value)
-        ended = clock()
-        check(value, answer)
-        del answer
-        times.append((ended - started) * 1e3)
-        done += 1
-        if ended >= until and done >= least:
-            return
 
 
 app = Caller.bind(Middle.bind(leaf := Leaf.bind()), leaf)

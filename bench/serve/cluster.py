@@ -1,8 +1,7 @@
 """Child process: a driver with one local Ray cluster and the application on it.
 
-Usage: python -m bench.serve.cluster VARIANT FD, in a session of its own, with the variant's environment. Over the
-connection FD come (name of the caller's method, arguments); back go (True, value) or (False, text). Its end ends the
-process and the cluster.
+Usage: python -m bench.serve.cluster FD VARIANT, in a session of its own, with the variant's environment. What the
+parent asks for are methods of the application's caller.
 """
 
 from __future__ import annotations
@@ -11,12 +10,11 @@ import logging
 import os
 import sys
 import tempfile
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from typing import Any
 
+from bench import children
 from bench.clocks import session_members
 
 #: 10 in flight at 100 MB, both ways, and as much again that is being released. Memory is taken when used.
@@ -24,31 +22,15 @@ OBJECT_STORE = 5 * 2**30
 
 
 def main() -> None:
-    variant, descriptor = sys.argv[1], int(sys.argv[2])
-    os.set_inheritable(descriptor, False)
-    with Connection(descriptor) as connection:
-        try:
-            with cluster(variant) as (caller, report):
-                connection.send((True, report))
-                serve_commands(connection, caller)
-        except EOFError:
-            pass
-        except Exception:
-            connection.send((False, traceback.format_exc()))
-
-
-def serve_commands(connection: Connection, caller: Any) -> None:
-    while True:
-        name, arguments = connection.recv()
-        try:
-            answer = True, getattr(caller, name).remote(*arguments).result()
-        except Exception:
-            answer = False, traceback.format_exc()
-        connection.send(answer)
+    descriptor, variant = int(sys.argv[1]), sys.argv[2]
+    with children.connected(descriptor) as connection, local_cluster() as caller:
+        roles = prepare(variant, caller)
+        connection.send((True, roles))
+        children.answer(connection, lambda name, arguments: getattr(caller, name).remote(*arguments).result())
 
 
 @contextmanager
-def cluster(variant: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+def local_cluster() -> Iterator[Any]:
     import ray
     from ray import serve
 
@@ -67,13 +49,12 @@ def cluster(variant: str) -> Iterator[tuple[Any, dict[str, Any]]]:
         )
         try:
             serve.start(proxy_location="Disabled")
-            caller = serve.run(app, name="bench", route_prefix=None)
-            yield caller, prepare(variant, caller)
+            yield serve.run(app, name="bench", route_prefix=None)
         finally:
             ray.shutdown()
 
 
-def prepare(variant: str, caller: Any) -> dict[str, Any]:
+def prepare(variant: str, caller: Any) -> dict[str, list[int]]:
     """Sees that the variant is what it should be; tells the caller whose CPU time to count."""
     status = caller.status.remote().result()
     if status["active"] != (variant == "native"):
@@ -85,7 +66,7 @@ def prepare(variant: str, caller: Any) -> dict[str, Any]:
     roles = {role: [pid] for role, pid in replicas.items()}
     roles |= {"store": store, "rest": [pid for pid in members if pid not in named]}
     caller.watch.remote(roles).result()
-    return {"roles": roles}
+    return roles
 
 
 if __name__ == "__main__":

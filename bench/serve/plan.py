@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.payloads import UNITS, format_size
+from bench.rounds import Effort
 
 TESTS = ("latency", "chain", "throughput", "in-flight", "streams", "paced")
 STREAMS = (1, 32, 128)
 PACED_STREAMS, PACE = 32, 50.0  # streams; items per second of each
+
+QUICK = Effort(rounds=3, seconds=0.6)
+NORMAL = Effort(rounds=3, seconds=0.8)
+FULL = Effort(rounds=5, seconds=1.0)
 
 
 @dataclass(frozen=True)
@@ -24,31 +29,19 @@ class Cell:
     """calls or streams at a time"""
 
     def __str__(self) -> str:
-        what = f"{self.kind} {format_size(self.size)}" if self.size else f"{self.in_flight} streams"
-        return f"{self.test} {what}" + (f", {self.in_flight} in flight" if self.size and self.in_flight > 1 else "")
+        if not self.size:
+            return f"{self.test}, {self.in_flight} at a time"
+        more = f", {self.in_flight} in flight" if self.in_flight > 1 else ""
+        return f"{self.test} {self.kind} {format_size(self.size)}{more}"
 
     def facts(self) -> dict[str, Any]:
         return {"test": self.test, "kind": self.kind, "size": self.size, "in_flight": self.in_flight}
 
 
-@dataclass(frozen=True)
-class Effort:
-    """How long to measure."""
-
-    rounds: int
-    seconds: float
-    """of each measurement; big payloads take longer, since a round needs some calls"""
-
-
-QUICK = Effort(rounds=3, seconds=0.6)
-NORMAL = Effort(rounds=3, seconds=0.8)
-FULL = Effort(rounds=5, seconds=1.0)
-
-
 def cells(tests: Sequence[str], kinds: Sequence[str], sizes: Sequence[int]) -> Iterator[Cell]:
     """Small payloads first: what big ones leave behind in the processes comes last."""
     if "in-flight" in tests:
-        yield Cell("throughput", kinds[0], UNITS["KB"], 64)
+        yield from (Cell("throughput", kind, UNITS["KB"], 64) for kind in kinds)
     if "streams" in tests:
         yield from (Cell("streams", in_flight=streams) for streams in STREAMS)
     if "paced" in tests:

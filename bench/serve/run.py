@@ -3,97 +3,95 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.results import Results, rounded
-from bench.samples import Sample, figures, to_plain
-from bench.serve.plan import PACE, PACED_STREAMS, Cell, Effort
-from bench.serve.session import Session, SessionFailed
+from bench.children import Child
+from bench.results import Results
+from bench.rounds import Effort, alternate, items_for
+from bench.samples import Sample
+from bench.serve.plan import PACE, Cell
+from bench.serve.variants import environment
 
 ANSWER_S = 240.0
-SETTLE_S = 0.05  # between two measurements: what the last one left to do is done
 
 Say = Callable[[str], None]
 
 
 def run(results: Results, mode: str, variants: Sequence[str], cells: Sequence[Cell], effort: Effort, say: Say) -> None:
-    """Adds a dict per cell and variant to `results.cells`."""
-    with clusters(variants, mode, say) as sessions:
-        for number, cell in enumerate(cells, 1):
-            say(f"[{mode} {number}/{len(cells)}] {cell}")
-            for variant, (samples, error) in measure_cell(sessions, cell, effort).items():
-                entry = {"mode": mode, "variant": variant, **cell.facts()}
-                if samples:
-                    entry["figures"] = rounded(figures(samples))
-                    entry["rounds"] = [to_plain(sample) for sample in samples]
-                if error:
-                    entry["error"] = error
-                    say(f"  {variant} failed: {error.splitlines()[-1]}")
-                results.cells.append(entry)
+    """Adds an entry per cell and variant to `results`."""
+    with clusters(variants, mode, say) as running:
+        measure_cells(results, {"mode": mode}, running, cells, effort, say)
+
+
+def measure_cells(
+    results: Results,
+    facts: dict[str, object],
+    running: Sequence[Child],
+    cells: Sequence[Cell],
+    effort: Effort,
+    say: Say,
+) -> None:
+    for number, cell in enumerate(cells, 1):
+        say(f"[{' '.join(map(str, facts.values()))} {number}/{len(cells)}] {cell}")
+        outcomes = alternate(
+            running,
+            effort.rounds,
+            lambda child, cell=cell: warm_up(child, cell, effort.seconds),  # type: ignore[misc]
+            lambda child, count, cell=cell: measure(child, cell, effort.seconds, count),  # type: ignore[misc]
+        )
+        for variant, outcome in outcomes.items():
+            results.add({**facts, "variant": variant, **cell.facts()}, outcome, say)
 
 
 @contextlib.contextmanager
-def clusters(variants: Sequence[str], mode: str, say: Say) -> Iterator[list[Session]]:
+def clusters(variants: Sequence[str], mode: str, say: Say) -> Iterator[list[Child]]:
     """One per variant, all up at the same time; idle ones cost next to nothing."""
+    with ready(
+        lambda: [
+            Child(variant, "bench.serve.cluster", [variant], environment(variant, mode, os.environ))
+            for variant in variants
+        ],
+        say,
+    ) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def ready(start: Callable[[], list[Child]], say: Say) -> Iterator[list[Child]]:
     began = time.perf_counter()
-    sessions: list[Session] = []
+    running = start()
     try:
-        sessions += [Session(variant, mode) for variant in variants]
-        for session in sessions:
-            session.ready()
-        say(f"{len(sessions)} clusters in mode {mode!r} are up after {time.perf_counter() - began:.0f} s")
-        yield sessions
+        for child in running:
+            child.ready()
+        say(f"{len(running)} clusters are up after {time.perf_counter() - began:.0f} s")
+        yield running
     finally:
-        for session in sessions:
-            session.stop()
-        for session in sessions:
-            session.close()
+        for child in running:
+            child.stop()
+        for child in running:
+            child.close()
 
 
-def measure_cell(sessions: Sequence[Session], cell: Cell, effort: Effort) -> dict[str, tuple[list[Sample], str | None]]:
-    """Variant -> its samples, and why there are not more. A variant that failed once is left out of later rounds."""
-    samples: dict[str, list[Sample]] = {session.variant: [] for session in sessions}
-    errors: dict[str, str] = {}
-    counts: dict[str, int] = {}
-    for round_number in range(-1, effort.rounds):
-        turn = round_number % len(sessions)
-        for session in (*sessions[turn:], *sessions[:turn]):
-            name = session.variant
-            if name in errors:
-                continue
-            try:
-                if round_number < 0:
-                    counts[name] = warm_up(session, cell, effort.seconds)
-                else:
-                    samples[name].append(measure(session, cell, effort.seconds, counts[name]))
-            except SessionFailed as failure:
-                errors[name] = str(failure)
-            time.sleep(SETTLE_S)
-    return {name: (taken, errors.get(name)) for name, taken in samples.items()}
-
-
-def warm_up(session: Session, cell: Cell, seconds: float) -> int:
+def warm_up(child: Child, cell: Cell, seconds: float) -> int:
     """Makes connections and pools warm; for streams, how many items each yields in `seconds`."""
-    if cell.test != "streams":
-        measure(session, cell, seconds / 3, 0)
-        return 0
-    count = 200
-    for _ in range(2):
-        rate = measure(session, cell, seconds, count)
-        count = max(50, round(rate.count / rate.seconds * seconds / cell.in_flight))
-    return count
+    if cell.test == "streams":
+        return items_for(seconds, cell.in_flight, lambda count: measure(child, cell, seconds, count))
+    measure(child, cell, seconds / 3, 0)
+    return 0
 
 
-def measure(session: Session, cell: Cell, seconds: float, count: int) -> Sample:
+def measure(child: Child, cell: Cell, seconds: float, count: int) -> Sample:
+    method, arguments = "calls", ()
     if cell.test == "streams":
         method, arguments = "streams", (cell.in_flight, count)
     elif cell.test == "paced":
-        method, arguments = "paced_streams", (PACED_STREAMS, round(max(1.0, seconds) * PACE), PACE)
+        method, arguments = "paced_streams", (cell.in_flight, round(max(1.0, seconds) * PACE), PACE)
     else:
         target = "middle" if cell.test == "chain" else "leaf"
         least = 2 if cell.in_flight > 1 else 5
-        method, arguments = "calls", (target, cell.kind, cell.size, cell.in_flight, seconds, least)
-    sample = session.ask(method, *arguments, timeout=ANSWER_S)
+        arguments = (target, cell.kind, cell.size, cell.in_flight, seconds, least)
+    sample = child.ask(method, *arguments, timeout=ANSWER_S)
     assert isinstance(sample, Sample)
     return sample

@@ -1,0 +1,97 @@
+"""The Rust core, with the serializer that Serve's calls use."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from bench.transport.peers.peer import ITEM, Client, Peer
+from ray_serve_grpc import _native
+from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.serializers import decode, encode
+
+
+class _Server:
+    def __init__(self, folder: Path) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bridge = bridge_for(self._loop)
+        path = str(folder / "socket")
+        self._server = _native.Server(self._bridge, self._on_call, host="127.0.0.1", unix_path=path)
+        (folder / "port").write_text(str(self._server.port))
+
+    def _on_call(self, call: _native.ServerCall) -> None:
+        self._loop.create_task(self._serve(call))
+
+    async def _serve(self, call: _native.ServerCall) -> None:
+        value = decode(call.body, call.buffers)
+        call.release()
+        call.admit(True, 1)
+        if call.method == _native.METHOD_STREAMING_REJECTION:
+            for _ in range(value):
+                if not call.send(_native.KIND_VALUE, *encode(ITEM)):
+                    room = self._loop.create_future()
+                    call.watch_writable(self._bridge, room)
+                    await room
+        else:
+            call.send(_native.KIND_VALUE, *encode(value))
+        call.finish()
+
+
+class _Client(Client):
+    def __init__(self, endpoint: str) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._bridge = bridge_for(self._loop)
+        self._channel = _native.Channel([endpoint])
+
+    async def connected(self) -> Client:
+        ready = self._loop.create_future()
+        self._channel.watch_ready(self._bridge, lambda: ready.set_result(None))
+        await ready
+        if self._channel.failure() is not None:
+            raise ConnectionError(self._channel.failure())
+        return self
+
+    async def echo(self, value: Any) -> Any:
+        call = self._channel.call(_native.METHOD_UNARY_REJECTION, (), b"", *encode(value))
+        message = call.take()
+        while message is None:
+            await self._message(call)
+            message = call.take()
+        return decode(message[1], message[2])
+
+    async def stream(self, count: int) -> AsyncIterator[Any]:
+        call = self._channel.call(_native.METHOD_STREAMING_REJECTION, (), b"", *encode(count))
+        while True:
+            ended = call.status() is not None
+            messages = call.take_all()
+            for _, body, buffers in messages:
+                yield decode(body, buffers)
+            if not messages:
+                if ended:
+                    return
+                await self._message(call)
+
+    async def _message(self, call: _native.Call) -> None:
+        """Returns when one waits, or the call ended."""
+        waiting = self._loop.create_future()
+        call.watch_message(self._bridge, waiting)
+        await waiting
+
+
+class OverUnix(Peer):
+    """As between replicas on one node."""
+
+    async def serve(self, folder: Path) -> object:
+        return _Server(folder)
+
+    async def connect(self, folder: Path) -> Client:
+        return await _Client(f"unix:{folder / 'socket'}").connected()
+
+
+class OverTcp(OverUnix):
+    """As between nodes."""
+
+    async def connect(self, folder: Path) -> Client:
+        return await _Client(f"tcp:127.0.0.1:{(folder / 'port').read_text()}").connected()
