@@ -187,7 +187,9 @@ def test_without_its_native_module_it_is_ray_s_own_transport(pool: Pool, tmp_pat
     import ray_serve_grpc
 
     broken = tmp_path / "ray_serve_grpc"
-    shutil.copytree(Path(ray_serve_grpc.__file__).parent, broken, ignore=shutil.ignore_patterns("_native*", "__pycache__"))
+    shutil.copytree(
+        Path(ray_serve_grpc.__file__).parent, broken, ignore=shutil.ignore_patterns("_native*", "__pycache__")
+    )
     variables = {"RAY_SERVE_GRPC_NATIVE": "1", "PYTHONPATH": str(tmp_path)}
     driver, replica, reason, file = run_probe(pool, "told_and_called", variables)
     assert file.startswith(str(tmp_path)), "the broken copy was not the one that was tested"
@@ -196,7 +198,7 @@ def test_without_its_native_module_it_is_ray_s_own_transport(pool: Pool, tmp_pat
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+def config(tmp_path: Path) -> tuple[Path, str]:
     """A Serve config file, and the URL where its app will answer."""
     port = free_port()
     path = tmp_path / "serve.yaml"
@@ -208,7 +210,7 @@ applications:
 - {{name: probe, route_prefix: /probe, import_path: "test_activation_everywhere:application"}}
 """
     )
-    yield path, f"http://127.0.0.1:{port}/probe"
+    return path, f"http://127.0.0.1:{port}/probe"
 
 
 def native_environment(tmp: Path) -> dict[str, str]:
@@ -277,7 +279,8 @@ def test_serve_run_activates_it(config: tuple[Path, str], short_directory: Path)
 
 HEAD = """
 import ray, sys
-ray.init(num_cpus=2, include_dashboard=True, dashboard_port=int(sys.argv[1]), log_to_driver=False, _temp_dir=sys.argv[2])
+port, directory = sys.argv[1:]
+ray.init(num_cpus=2, include_dashboard=True, dashboard_port=int(port), log_to_driver=False, _temp_dir=directory)
 print("up", flush=True)
 sys.stdin.read()
 """

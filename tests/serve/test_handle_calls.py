@@ -114,7 +114,12 @@ def test_positional_and_keyword_arguments_arrive(cluster: Cluster) -> Any:
 @same_as_actor(expect=[[1, 7, [], 9], [1, 2, [3, 4], 9], [1, 7, [], 5], [1, 6, [], 9]])
 def test_defaults_varargs_and_keyword_only_parameters_bind_as_in_a_local_call(cluster: Cluster) -> Any:
     method = cluster.handle("Callee", calls).with_default
-    responses = [method.remote(1), method.remote(1, 2, 3, 4), method.remote(1, keyword=5), method.remote(first=1, second=6)]
+    responses = [
+        method.remote(1),
+        method.remote(1, 2, 3, 4),
+        method.remote(1, keyword=5),
+        method.remote(first=1, second=6),
+    ]
     return [response.result() for response in responses]
 
 

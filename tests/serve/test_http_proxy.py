@@ -175,7 +175,9 @@ def test_statuses_headers_and_errors_are_as_on_the_actor_path(cluster: Cluster) 
 @same_as_actor(expect=[0, 1, 100_000, 5 << 20])
 def test_bodies_travel_to_the_replica(cluster: Cluster) -> Any:
     client = Client(cluster)
-    return [json.loads(client.request("POST", "/size", bytes(size)).read())["size"] for size in (0, 1, 100_000, 5 << 20)]
+    return [
+        json.loads(client.request("POST", "/size", bytes(size)).read())["size"] for size in (0, 1, 100_000, 5 << 20)
+    ]
 
 
 @same_as_actor(expect=[0, 1, 100_000, 6 << 20, 30 << 20], stock=False)  # Ray's own gRPC path ends at 4 MiB

@@ -76,7 +76,7 @@ class Caller:
         streamed: Any = None
         try:
             async for item in self._callee.options(stream=True).fail_in_stream.remote("second words"):
-                items.append(item)
+                items += [item]
         except Exception as error:
             streamed = describe(error, contains=("second words",))
         return [

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import ray
-from harness import Cluster, deployment, outcome, same_as_actor
+from harness import Cluster, collect, deployment, outcome, same_as_actor
 
 
 @deployment
@@ -101,13 +101,8 @@ def test_a_stream_becomes_references(cluster: Cluster) -> Any:
 @same_as_actor(stock=False, expect=[[1], ["no more items"]])
 def test_a_failing_stream_becomes_references_of_which_the_last_raises(cluster: Cluster) -> Any:
     references = maker(cluster).options(stream=True).bad_items.remote()._to_object_ref_gen_sync()
-    items: list[Any] = []
-
-    def read() -> None:
-        for reference in references:
-            items.append(ray.get(reference, timeout=20))
-
-    return [items, outcome(read, contains=("no more items",))["shows"]]
+    items, error = collect(map(ray.get, references), contains=("no more items",))
+    return [items, error["shows"]]
 
 
 @same_as_actor(stock=False, expect=["again", "again"])
@@ -117,5 +112,3 @@ def test_awaiting_on_the_drivers_loop(cluster: Cluster) -> Any:
         return [await (await response._to_object_ref()), await response]
 
     return asyncio.run(call())
-
-

@@ -21,7 +21,7 @@ MODES: dict[str, dict[str, str]] = {
     "router on the caller's loop": {"RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0"},
     "plain asyncio behind a dead http proxy": {
         "RAY_USE_UVLOOP": "0",
-        **{name: NOWHERE for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy")},
+        **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "grpc_proxy"), NOWHERE),
     },
 }
 

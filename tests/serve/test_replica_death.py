@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from harness import Cluster, deployment, describe, outcome, same_as_actor
+from harness import Cluster, collect, deployment, outcome, same_as_actor
 from harness.board import note, passage
 from harness.cluster import until
 from ray import serve
@@ -140,12 +140,7 @@ def test_a_stream_of_a_killed_replica_ends_with_an_error_and_not_as_if_whole(clu
     pid, _ = next(stream)
     os.kill(pid, signal.SIGKILL)
     started = time.monotonic()
-    error: Any = "ended as if whole"
-    try:
-        for _ in stream:
-            pass
-    except BaseException as raised:
-        error = describe(raised)
+    _, error = collect(stream)
     prompt = time.monotonic() - started < 10
     answered = [outcome(lambda: handle.pid.remote().result(timeout_s=30)) for _ in range(20)]
     return [family(error), prompt, sum(isinstance(answer, int) for answer in answered)]
@@ -160,10 +155,8 @@ def test_what_the_router_knew_of_a_dead_replica_is_dropped(cluster: Cluster) -> 
     cache = router._replica_queue_len_cache
     known = {replica for replica in router.curr_replicas if cache.get(replica) is not None}
     os.kill(pid, signal.SIGKILL)
-    outcome(lambda: list(stream))
-    dropped = until(
-        lambda: any(cache.get(r) is None or r not in router.curr_replicas for r in known), timeout=2
-    )
+    collect(stream)
+    dropped = until(lambda: any(cache.get(r) is None or r not in router.curr_replicas for r in known), timeout=2)
     answers = [outcome(lambda: handle.pid.remote().result(timeout_s=30)) for _ in range(30)]
     return [dropped, sum(isinstance(answer, int) for answer in answers)]
 
@@ -205,13 +198,8 @@ def test_systemexit_in_user_code_ends_the_replica_and_fails_the_call(cluster: Cl
 def test_systemexit_in_a_stream_ends_it_with_an_error(cluster: Cluster) -> Any:
     handle = cluster.app(single)
     handle.pid.remote().result(timeout_s=60)
-    items: list[Any] = []
-
-    def read() -> None:
-        for item in handle.options(stream=True).exit_in_stream.remote(3):
-            items.append(item)
-
-    return [items, family(outcome(read))]
+    items, error = collect(handle.options(stream=True).exit_in_stream.remote(3))
+    return [items, family(error)]
 
 
 @same_as_actor(native_only=True, expect=["done", True], timeout=120)
@@ -231,6 +219,8 @@ def test_calls_under_way_outlive_the_deletion_of_their_app(cluster: Cluster) -> 
     response = handle.hold.remote(key)
     cluster.board.wait(f"{key} running")
     serve.delete(name, _blocking=False)
-    refused = until(lambda: isinstance(outcome(lambda: handle.hold.remote(key).result(timeout_s=0.5)), dict), timeout=20)
+    refused = until(
+        lambda: isinstance(outcome(lambda: handle.hold.remote(key).result(timeout_s=0.5)), dict), timeout=20
+    )
     cluster.board.open(key)
     return [response.result(timeout_s=20), refused]

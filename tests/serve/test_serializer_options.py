@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 import pytest
-from harness import Cluster, deployment, outcome, same_as_actor
+from harness import Cluster, collect, deployment, outcome, same_as_actor
 
 METHODS = ("cloudpickle", "pickle", "msgpack", "orjson", "noop")
 #: For every method, a value that it can carry.
@@ -55,9 +55,7 @@ def echoes() -> Any:
 @pytest.mark.parametrize(("request_method", "response_method"), list(itertools.product(METHODS, METHODS)))
 @same_as_actor(native_only=True, expect=lambda outcome: outcome["failed"] == [])
 def test_each_pair_of_methods_round_trips(cluster: Cluster, request_method: str, response_method: str) -> Any:
-    handle = cluster.app(echoes).options(
-        request_serialization=request_method, response_serialization=response_method
-    )
+    handle = cluster.app(echoes).options(request_serialization=request_method, response_serialization=response_method)
     failed = []
     value, wanted = VALUES[request_method], VALUES[response_method]
     if request_method == "noop":
@@ -90,13 +88,7 @@ def test_a_method_carries_arguments_keywords_and_items(cluster: Cluster, method:
 @same_as_actor(native_only=True, expect=[1, ["RayError", "RayTaskError", "ValueError"], 1])
 def test_an_error_in_a_stream_keeps_its_class_with_every_response_method(cluster: Cluster, method: str) -> Any:
     stream = cluster.app(echoes).options(stream=True, response_serialization=method).bad_stream.remote(VALUES[method])
-    items: list[Any] = []
-
-    def read() -> None:
-        for item in stream:
-            items.append(item)
-
-    error = outcome(read, contains=("words of the user's error",))
+    items, error = collect(stream, contains=("words of the user's error",))
     return [len(items), error["caught by"], len(error["shows"])]
 
 

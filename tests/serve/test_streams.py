@@ -184,7 +184,9 @@ def read_one_of_600_mebibytes(cluster: Cluster, method: str) -> Any:
 
 
 @pytest.mark.parametrize("method", ["blocks", "sync_blocks"])
-@same_as_actor(native_only=True, expect=lambda seen: seen["whole"] and seen["grew by less than 64 MiB"] is True, timeout=120)
+@same_as_actor(
+    native_only=True, expect=lambda seen: seen["whole"] and seen["grew by less than 64 MiB"] is True, timeout=120
+)
 def test_a_fast_stream_does_not_pile_up_in_a_slow_reader(cluster: Cluster, method: str) -> Any:
     return read_one_of_600_mebibytes(cluster, method)
 
@@ -196,7 +198,7 @@ def test_a_fast_stream_does_not_pile_up_in_a_slow_reader(cluster: Cluster, metho
     timeout=120,
 )
 def test_a_slow_reader_holds_its_writer_back(cluster: Cluster) -> Any:
-    """Where user code has a thread of its own, Serve puts an unbounded queue between the generator and any transport."""
+    """Only here: where user code has a thread of its own, Serve itself queues what a generator yields."""
     return read_one_of_600_mebibytes(cluster, "blocks")
 
 

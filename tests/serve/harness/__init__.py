@@ -16,12 +16,13 @@ deployments of a test module are imported there, not pickled by value.
 from harness.board import Board, board, note, note_sync
 from harness.cluster import Cluster, deployment
 from harness.comparison import same_as_actor
-from harness.outcome import describe, outcome, outcome_async
+from harness.outcome import collect, describe, outcome, outcome_async
 
 __all__ = [
     "Board",
     "Cluster",
     "board",
+    "collect",
     "deployment",
     "describe",
     "note",

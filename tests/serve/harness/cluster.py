@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from harness.board import Board
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+
+from harness.board import Board
 
 #: `serve.deployment` without a CPU reserved, so that many fit, and quick to stop.
 deployment = partial(
@@ -103,4 +104,6 @@ def resident_mib() -> int:
 
 
 def _log_files(session: Path) -> list[Path]:
-    return [path for path in (session / "logs").rglob("*") if path.is_file() and path.suffix in {".log", ".err", ".out"}]
+    return [
+        path for path in (session / "logs").rglob("*") if path.is_file() and path.suffix in {".log", ".err", ".out"}
+    ]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from harness import transports
 
 _NOTHING = object()
@@ -67,9 +68,7 @@ def same_as_actor(
                         assert {name: outcomes[name]} == {name: reference}
 
         own = list(inspect.signature(scenario).parameters.values())[1:]
-        fixtures = [
-            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("pool", "selected")
-        ]
+        fixtures = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("pool", "selected")]
         test.__signature__ = inspect.Signature(fixtures + own)  # type: ignore[attr-defined]
         test.__name__ = scenario.__name__
         test.__qualname__ = scenario.__qualname__

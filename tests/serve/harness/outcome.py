@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 #: What a caller may catch. An error is described by which of these it is, so the order of bases does not matter.
@@ -61,6 +61,16 @@ def outcome(call: Callable[[], Any], *, contains: tuple[str, ...] = ()) -> Any:
         return call()
     except BaseException as error:
         return describe(error, contains=contains)
+
+
+def collect(items: Iterable[Any], *, contains: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
+    """What an iterable gave until it ended, and the description of the error that ended it, or None."""
+    given: list[Any] = []
+    try:
+        given.extend(items)
+    except BaseException as error:
+        return given, describe(error, contains=contains)
+    return given, None
 
 
 async def outcome_async(awaitable: Awaitable[Any], *, contains: tuple[str, ...] = ()) -> Any:

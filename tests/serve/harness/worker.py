@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import serve
+
 from harness.board import NAMESPACE, Board
 from harness.cluster import Cluster
-from ray import serve
 
 OBJECT_STORE = 512 * 2**20
 GRPC_SERVICERS = ["ray.serve.generated.serve_pb2_grpc.add_UserDefinedServiceServicer_to_server"]
