@@ -3,6 +3,7 @@
 Layout:
     cli         `python -m bench …`
     serve/      calls between Ray Serve deployments: actor calls over Plasma, Ray's grpc.aio, ours
+    two_hosts/  the same between network namespaces
     transport/  two processes without Serve: ours, grpc.aio, pygrpc-native, pyzmq, a bare Unix socket
     load        the loads of a measurement, in the process that calls
     rounds      measures a cell for several variants in turns

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from pathlib import Path
 
 import click
@@ -42,7 +44,19 @@ class Sizes(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
+class Rates(click.ParamType):
+    name = "list"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            return tuple(float(rate) for rate in str(value).split(","))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
 def main() -> None:
+    # Ended like by Ctrl-C: clusters and namespaces are taken down.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     commands(prog_name="python -m bench")
 
 
@@ -111,6 +125,40 @@ def transport(chosen: tuple[str, ...], loop: str, quick: bool, full: bool, outpu
         run(found, chosen, loop, effort, console.print)
     finally:
         finish(found, path)
+
+
+@commands.command("two-hosts")
+@click.option("--rates", type=Rates(), default="1,10", help="Of the link, in Gbit/s.")
+@click.option("--sizes", type=Sizes(), default="1KB,100KB,1MB,10MB", help="Payloads.")
+@click.option("--kinds", type=Several(*payloads.KINDS), default="numpy", help="Types of payload.")
+@click.option("--tests", type=Several(*plan.TESTS), default="latency,throughput", help="What to measure.")
+@click.option("--variants", "chosen", type=Several(*variants.VARIANTS), default=",".join(variants.VARIANTS))
+@click.option("--mode", type=click.Choice(variants.MODES), default=variants.DEFAULT, help="Of threading.")
+@click.option("--quick", is_flag=True, help="Short rounds.")
+@click.option("--output", type=click.Path(path_type=Path), default=None, help="Result file.")
+def two_hosts(
+    rates: tuple[float, ...],
+    sizes: tuple[int, ...],
+    kinds: tuple[str, ...],
+    tests: tuple[str, ...],
+    chosen: tuple[str, ...],
+    mode: str,
+    quick: bool,
+    output: Path | None,
+) -> None:
+    """Serve's calls between two network namespaces joined by a link of a given rate. Needs root."""
+    from bench.two_hosts.network import Unavailable
+    from bench.two_hosts.run import run
+
+    effort = plan.QUICK if quick else plan.FULL
+    cells = list(plan.cells(tests, kinds, sizes))
+    found = results.Results("two-hosts", {"rounds": effort.rounds, "seconds": effort.seconds})
+    try:
+        run(found, rates, mode, chosen, cells, effort, console.print)
+    except Unavailable as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        finish(found, output or results.run_path("two-hosts"))
 
 
 def finish(found: results.Results, path: Path) -> None:

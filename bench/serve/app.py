@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from ray import serve
+from ray.serve import Application
 from ray.serve.handle import DeploymentHandle
 
 from bench import load, payloads
@@ -19,7 +20,7 @@ from bench.clocks import Roles, Stopwatch
 from bench.samples import Sample
 
 _ONGOING = 10_000  # more than any cell has in flight: no cell measures rejections
-_options = {"num_cpus": 0}
+_options: dict[str, Any] = {"num_cpus": 0}
 
 
 @serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
@@ -97,6 +98,16 @@ class Caller:
         await asyncio.gather(*(read(number / streams / per_second) for number in range(streams)))
         wall, cpu = watch.read()
         return Sample(len(lags), wall, cpu, lags)
+
+
+def on_nodes(caller: str, others: str) -> Application:
+    """The application with its caller on a node that has one resource, and all else on one that has another."""
+
+    def placed(deployment: serve.Deployment, resource: str) -> serve.Deployment:
+        return deployment.options(ray_actor_options={**_options, "resources": {resource: 0.01}})
+
+    leaf = placed(Leaf, others).bind()
+    return placed(Caller, caller).bind(placed(Middle, others).bind(leaf), leaf)
 
 
 app = Caller.bind(Middle.bind(leaf := Leaf.bind()), leaf)

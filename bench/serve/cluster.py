@@ -31,27 +31,39 @@ def main() -> None:
 
 @contextmanager
 def local_cluster() -> Iterator[Any]:
-    import ray
+    """The application's handle."""
     from ray import serve
 
     from bench.serve.app import app
 
+    with (
+        tempfile.TemporaryDirectory(prefix="rsb", ignore_cleanup_errors=True) as folder,
+        connect_driver(folder),
+    ):
+        serve.start(proxy_location="Disabled")
+        yield serve.run(app, name="bench", route_prefix=None)
+
+
+@contextmanager
+def connect_driver(folder: str, **options: Any) -> Iterator[None]:
+    """A Ray cluster of one node, and this process as its driver."""
+    import ray
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    with tempfile.TemporaryDirectory(prefix="rsb", ignore_cleanup_errors=True) as folder:
-        ray.init(
-            address="local",
-            num_cpus=2,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE,
-            log_to_driver=False,
-            logging_level="ERROR",
-            _temp_dir=folder,
-        )
-        try:
-            serve.start(proxy_location="Disabled")
-            yield serve.run(app, name="bench", route_prefix=None)
-        finally:
-            ray.shutdown()
+    ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=OBJECT_STORE,
+        log_to_driver=False,
+        logging_level="ERROR",
+        _temp_dir=folder,
+        **options,
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def prepare(variant: str, caller: Any) -> dict[str, list[int]]:
