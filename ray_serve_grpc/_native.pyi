@@ -191,10 +191,15 @@ class ServerCall:
         """Lets go of the request's memory early; `body`, `buffers` and `fields` are empty from here on."""
     def admit(self, accepted: bool, num_ongoing_requests: int) -> None:
         """Sends the response's headers at once. Without it they leave with the first message."""
-    def send(self, kind: int, body: BytesLike | list[BytesLike], buffers: Sequence[BytesLike] = ()) -> bool:
+    def send(
+        self, kind: int, body: BytesLike | list[BytesLike], buffers: Sequence[BytesLike] = (), flush: bool = True
+    ) -> bool:
         """Queues one message. False when the queue is over its high-water mark (1 MiB or 1,024 messages not yet
         written): wait with `watch_writable` before the next one. Nothing when the call was cancelled.
+        Without `flush` a stream's message may stay queued until `flush`, `finish` or a message with it.
         In the stock dialect `kind` is ASGIResponse.is_error and `buffers` must be empty."""
+    def flush(self) -> None:
+        """Has queued messages written now."""
     def watch_writable(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
         """Sets the future's result to None when the queue is below half its mark or the call was cancelled."""
     def finish(self, status: int = 0, detail: str = "") -> None:

@@ -168,38 +168,47 @@ impl CallState {
     }
 
     pub fn admit(&self, admission: Admission) {
-        let mut inner = self.lock();
-        inner.admission = Some(admission);
-        let waiters = std::mem::take(&mut inner.admission_waiters);
-        drop(inner);
-        fire(waiters);
+        self.advance(Some(admission), Vec::new(), None);
     }
 
-    pub fn push(&self, envelopes: impl Iterator<Item = Envelope>) {
-        let mut inner = self.lock();
-        if inner.status.is_some() {
-            return;
-        }
-        for envelope in envelopes {
-            inner.queued_bytes += envelope.size;
-            inner.messages.push_back(envelope);
-        }
-        let waiters = std::mem::take(&mut inner.message_waiters);
-        drop(inner);
-        self.arrived.notify_all();
-        fire(waiters);
+    pub fn push(&self, envelopes: Vec<Envelope>) {
+        self.advance(None, envelopes, None);
     }
 
     /// The first end counts.
     pub fn finish(&self, status: Status) {
+        self.advance(None, Vec::new(), Some(status));
+    }
+
+    /// All that a unary call brings, at once: whoever waits for any of it is woken once.
+    pub fn complete(&self, admission: Option<Admission>, envelopes: Vec<Envelope>, status: Status) {
+        self.advance(admission, envelopes, Some(status));
+    }
+
+    fn advance(&self, admission: Option<Admission>, envelopes: Vec<Envelope>, status: Option<Status>) {
         let mut inner = self.lock();
         if inner.status.is_some() {
             return;
         }
-        inner.status = Some(status);
-        let mut waiters = std::mem::take(&mut inner.admission_waiters);
-        waiters.append(&mut inner.message_waiters);
-        waiters.append(&mut inner.done_waiters);
+        let mut waiters = Vec::new();
+        if admission.is_some() {
+            inner.admission = admission;
+        }
+        if !envelopes.is_empty() {
+            inner.queued_bytes += envelopes.iter().map(|envelope| envelope.size).sum::<usize>();
+            inner.messages.extend(envelopes);
+        }
+        let has_ended = status.is_some();
+        inner.status = status;
+        if inner.admission.is_some() || has_ended {
+            waiters.append(&mut inner.admission_waiters);
+        }
+        if inner.has_news() {
+            waiters.append(&mut inner.message_waiters);
+        }
+        if has_ended {
+            waiters.append(&mut inner.done_waiters);
+        }
         drop(inner);
         self.arrived.notify_all();
         fire(waiters);

@@ -2,6 +2,7 @@
 
 use crate::lane::Lane;
 use crate::metrics::{COUNTERS, Counter};
+use std::sync::LazyLock;
 
 /// Which service carries a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +57,14 @@ impl Method {
         matches!(self, Method::Streaming | Method::StreamingRejection)
     }
 
+    /// Made once for each method: parsing one costs as much as all other headers of a call.
+    pub fn uri(self, dialect: Dialect) -> http::Uri {
+        static URIS: LazyLock<[[http::Uri; METHODS.len()]; 2]> = LazyLock::new(|| {
+            [Dialect::Native, Dialect::Stock].map(|dialect| METHODS.map(|(method, _)| uri(&method.path(dialect))))
+        });
+        URIS[usize::from(dialect == Dialect::Stock)][self.index()].clone()
+    }
+
     pub fn path(self, dialect: Dialect) -> String {
         format!("{}{}", dialect.service(), METHODS[self.index()].1)
     }
@@ -66,6 +75,11 @@ impl Method {
             METHODS.iter().find(|(_, known)| *known == name).map(|(method, _)| (dialect, *method))
         })
     }
+}
+
+pub fn uri(path: &str) -> http::Uri {
+    let uri = http::Uri::builder().scheme("http").authority("localhost").path_and_query(path).build();
+    uri.expect("paths are constants")
 }
 
 pub fn client_calls(dialect: Dialect, lane: Lane, method: Method) -> &'static Counter {

@@ -7,7 +7,7 @@ use crate::lane::fds::{self, Nonce};
 use crate::lane::{Endpoint, Lane, Socket, segment};
 use crate::metrics::COUNTERS;
 use crate::proto::{HandshakeRequest, HandshakeResponse};
-use crate::service::{Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
+use crate::service::{self, Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
 use crate::wire::{FrameBuf, MessageReader};
 use bytes::{BufMut, BytesMut};
 use h2::client::SendRequest;
@@ -172,7 +172,7 @@ async fn shake_hands(
     side: Option<(Nonce, Arc<Exchange>)>,
 ) -> Result<(Dialect, Option<Arc<Exchange>>), Status> {
     let hello = HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() };
-    let mut request = super::exchange::http_request(config, HANDSHAKE_PATH);
+    let mut request = super::exchange::http_request(config, service::uri(HANDSHAKE_PATH));
     if let Some((nonce, _)) = &side {
         if let Ok(value) = HeaderValue::from_str(&nonce.to_text()) {
             request.headers_mut().insert(NONCE_HEADER, value);

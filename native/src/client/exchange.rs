@@ -10,11 +10,12 @@ use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{self, Dialect};
 use crate::wire::{self, Envelope, FrameBuf, MessageReader, Payload, WireError};
-use bytes::Buf;
+use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use h2::client::SendRequest;
 use http::{HeaderMap, HeaderValue, header};
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,9 +40,9 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     }
     // Taken back when this returns, unless the peer took it.
     let (frames, _grants) = encode(&connection, request.message).await?;
-    let path = request.method.path(connection.dialect);
     let size = frames.remaining();
-    let (response, mut stream) = sender.send_request(http_request(&channel.config, &path), false)?;
+    let (response, mut stream) =
+        sender.send_request(http_request(&channel.config, request.method.uri(connection.dialect)), false)?;
     call.mark_sent(connection.lane);
     COUNTERS.client_bytes_sent.add(size);
     service::client_calls(connection.dialect, connection.lane, request.method).increment();
@@ -54,13 +55,19 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
         unread.exchange = None;
         return Ok(status);
     }
-    if let Some(admission) = admission_of(&head.headers) {
-        if !admission.accepted {
-            COUNTERS.client_rejections.increment();
-        }
-        call.admit(admission);
+    let admission = admission_of(&head.headers);
+    if admission.is_some_and(|admission| !admission.accepted) {
+        COUNTERS.client_rejections.increment();
     }
-    let status = receive(&channel.config, &connection, call, body).await?;
+    let mut response = Response { config: &channel.config, connection: &connection, call, body };
+    let status = if request.method.is_streaming() {
+        if let Some(admission) = admission {
+            call.admit(admission);
+        }
+        response.stream().await?
+    } else {
+        response.unary(admission).await?
+    };
     unread.exchange = None;
     Ok(status)
 }
@@ -123,46 +130,106 @@ fn refused_or_lost(call: &CallState, error: h2::Error) -> Status {
     Status::from(error)
 }
 
-async fn receive(
-    config: &ChannelConfig,
-    connection: &Connection,
-    call: &CallState,
-    mut body: RecvStream,
-) -> Result<Status, Status> {
-    let mut reader = MessageReader::new(config.max_message_size);
-    let mut payloads = VecDeque::new();
-    loop {
-        call.room().await;
-        let Some(data) = body.data().await else { break };
-        let data = data?;
-        COUNTERS.client_bytes_received.add(data.len());
-        let _ = body.flow_control().release_capacity(data.len());
-        reader.push(data, &mut payloads).map_err(too_large_to_receive)?;
-        if !payloads.is_empty() {
-            COUNTERS.client_messages_received.add(payloads.len());
-            let mut envelopes = Vec::with_capacity(payloads.len());
-            for payload in payloads.drain(..) {
-                envelopes.push(parse(config, connection, &payload).await?);
-            }
-            call.push(envelopes.into_iter());
-        }
-    }
-    let trailers = body.trailers().await?;
-    match trailers {
-        Some(trailers) if reader.is_between_messages() => Ok(status_of(&trailers)),
-        Some(_) => Err(Status::new(Code::INTERNAL, "the stream ended within a message")),
-        None => Err(Status::new(Code::INTERNAL, "the stream ended without a status")),
-    }
+/// The part of a call after the response's headers.
+struct Response<'a> {
+    config: &'a ChannelConfig,
+    connection: &'a Connection,
+    call: &'a CallState,
+    body: RecvStream,
 }
 
-async fn parse(config: &ChannelConfig, connection: &Connection, payload: &Payload) -> Result<Envelope, Status> {
-    let mut envelope = match connection.dialect {
-        Dialect::Native => wire::parse_call_response(payload)?,
-        Dialect::Stock => return Ok(wire::parse_stock_response(payload)?),
-    };
-    envelope.require_size(config.max_message_size).map_err(too_large_to_receive)?;
-    lane::exchange::open(connection.exchange.as_ref(), &mut envelope).await?;
-    Ok(envelope)
+/// A response that follows its admission within this time is told together with it, in one wake-up. Longer, and
+/// the router would learn late that the replica took the call.
+const ADMISSION_PATIENCE: Duration = Duration::from_millis(1);
+
+impl Response<'_> {
+    async fn unary(&mut self, mut admission: Option<Admission>) -> Result<Status, Status> {
+        let ended = self.unary_message(&mut admission).await;
+        match ended {
+            Ok((envelopes, status)) => {
+                self.call.complete(admission, envelopes, status.clone());
+                Ok(status)
+            }
+            Err(status) => {
+                if let Some(admission) = admission {
+                    self.call.admit(admission);
+                }
+                Err(status)
+            }
+        }
+    }
+
+    async fn unary_message(&mut self, admission: &mut Option<Admission>) -> Result<(Vec<Envelope>, Status), Status> {
+        let mut reader = MessageReader::new(self.config.max_message_size);
+        let mut payloads = VecDeque::new();
+        if admission.is_some() {
+            // Nothing is lost when the time is over: whatever comes is read below.
+            let first = poll_fn(|cx| self.body.poll_data(cx));
+            match tokio::time::timeout(ADMISSION_PATIENCE, first).await {
+                Ok(Some(data)) => self.read(data?, &mut reader, &mut payloads)?,
+                Ok(None) => {}
+                Err(_) => {
+                    if let Some(admission) = admission.take() {
+                        self.call.admit(admission);
+                    }
+                }
+            }
+        }
+        while let Some(data) = self.body.data().await {
+            self.read(data?, &mut reader, &mut payloads)?;
+        }
+        let envelopes = self.parse(&mut payloads).await?;
+        Ok((envelopes, self.trailers(&reader).await?))
+    }
+
+    async fn stream(&mut self) -> Result<Status, Status> {
+        let mut reader = MessageReader::new(self.config.max_message_size);
+        let mut payloads = VecDeque::new();
+        loop {
+            self.call.room().await;
+            let Some(data) = self.body.data().await else { break };
+            self.read(data?, &mut reader, &mut payloads)?;
+            if !payloads.is_empty() {
+                let envelopes = self.parse(&mut payloads).await?;
+                self.call.push(envelopes);
+            }
+        }
+        self.trailers(&reader).await
+    }
+
+    fn read(
+        &mut self,
+        data: Bytes,
+        reader: &mut MessageReader,
+        payloads: &mut VecDeque<Payload>,
+    ) -> Result<(), Status> {
+        COUNTERS.client_bytes_received.add(data.len());
+        let _ = self.body.flow_control().release_capacity(data.len());
+        reader.push(data, payloads).map_err(too_large_to_receive)
+    }
+
+    async fn parse(&self, payloads: &mut VecDeque<Payload>) -> Result<Vec<Envelope>, Status> {
+        COUNTERS.client_messages_received.add(payloads.len());
+        let mut envelopes = Vec::with_capacity(payloads.len());
+        for payload in payloads.drain(..) {
+            let mut envelope = match self.connection.dialect {
+                Dialect::Native => wire::parse_call_response(&payload)?,
+                Dialect::Stock => wire::parse_stock_response(&payload)?,
+            };
+            envelope.require_size(self.config.max_message_size).map_err(too_large_to_receive)?;
+            lane::exchange::open(self.connection.exchange.as_ref(), &mut envelope).await?;
+            envelopes.push(envelope);
+        }
+        Ok(envelopes)
+    }
+
+    async fn trailers(&mut self, reader: &MessageReader) -> Result<Status, Status> {
+        match self.body.trailers().await? {
+            Some(trailers) if reader.is_between_messages() => Ok(status_of(&trailers)),
+            Some(_) => Err(Status::new(Code::INTERNAL, "the stream ended within a message")),
+            None => Err(Status::new(Code::INTERNAL, "the stream ended without a status")),
+        }
+    }
 }
 
 fn too_large_to_receive(error: WireError) -> Status {
@@ -178,15 +245,10 @@ fn too_large_to_receive(error: WireError) -> Status {
     }
 }
 
-pub fn http_request(config: &ChannelConfig, path: &str) -> http::Request<()> {
+pub fn http_request(config: &ChannelConfig, uri: http::Uri) -> http::Request<()> {
     let mut request = http::Request::new(());
     *request.method_mut() = http::Method::POST;
-    *request.uri_mut() = http::Uri::builder()
-        .scheme("http")
-        .authority("localhost")
-        .path_and_query(path)
-        .build()
-        .expect("paths are constants");
+    *request.uri_mut() = uri;
     let headers = request.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     headers.insert(header::TE, HeaderValue::from_static("trailers"));

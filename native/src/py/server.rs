@@ -222,25 +222,30 @@ impl ServerCall {
         self.call.admit(accepted, num_ongoing_requests);
     }
 
-    #[pyo3(signature = (kind, body, buffers = None))]
+    #[pyo3(signature = (kind, body, buffers = None, flush = true))]
     fn send(
         &self,
         py: Python<'_>,
         kind: u32,
         body: &Bound<'_, PyAny>,
         buffers: Option<&Bound<'_, PyAny>>,
+        flush: bool,
     ) -> PyResult<bool> {
         memory::sweep(py);
         let body = memory::to_parts(body)?;
         let buffers = buffers.map(memory::to_buffers).transpose()?.unwrap_or_default();
         let queued = match self.call.dialect {
-            Dialect::Native => self.call.send(Kind(kind), Content::of(body, buffers)),
+            Dialect::Native => self.call.send(Kind(kind), Content::of(body, buffers), flush),
             Dialect::Stock if buffers.is_empty() => {
-                wire::encode_stock_response(kind != 0, body).and_then(|frames| self.call.send_frames(frames))
+                wire::encode_stock_response(kind != 0, body).and_then(|frames| self.call.send_frames(frames, flush))
             }
             Dialect::Stock => return Err(PyValueError::new_err("a stock peer takes no out-of-band buffers")),
         };
         queued.map_err(|error| PyValueError::new_err(error.to_string()))
+    }
+
+    fn flush(&self) {
+        self.call.flush();
     }
 
     fn watch_writable(&self, bridge: &Bridge, future: Bound<'_, PyAny>) {

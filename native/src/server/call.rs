@@ -85,21 +85,21 @@ impl ServerCall {
 
     /// False when so much waits that the next message should too. Nothing is queued after a cancel.
     ///
-    /// Fails when the message cannot be framed.
-    pub fn send(&self, kind: Kind, content: Content) -> Result<bool, WireError> {
+    /// Without `flush` it may stay queued until the next flush. Fails when the message cannot be framed.
+    pub fn send(&self, kind: Kind, content: Content, flush: bool) -> Result<bool, WireError> {
         if self.exchange.is_some() && placement::is_worth_it(&content) {
             let bytes = content.len();
-            return Ok(self.queue(bytes, Item::Value(kind, content)));
+            return Ok(self.queue(bytes, Item::Value(kind, content), flush));
         }
-        self.send_frames(wire::encode_call_response(kind, content)?)
+        self.send_frames(wire::encode_call_response(kind, content)?, flush)
     }
 
     /// As `send`, with a message that is framed already.
-    pub fn send_frames(&self, frames: FrameBuf) -> Result<bool, WireError> {
-        Ok(self.queue(frames.remaining(), Item::Frames(frames)))
+    pub fn send_frames(&self, frames: FrameBuf, flush: bool) -> Result<bool, WireError> {
+        Ok(self.queue(frames.remaining(), Item::Frames(frames), flush))
     }
 
-    fn queue(&self, bytes: usize, item: Item) -> bool {
+    fn queue(&self, bytes: usize, item: Item, flush: bool) -> bool {
         if self.is_cancelled() {
             return true;
         }
@@ -112,8 +112,16 @@ impl ServerCall {
         outbound.messages += 1;
         let writable = !outbound.is_over(1);
         drop(outbound);
-        self.nudge.notify_one();
+        // A unary answer leaves with its end, which follows.
+        if flush && self.method.is_streaming() {
+            self.nudge.notify_one();
+        }
         writable
+    }
+
+    /// Has what was queued written.
+    pub fn flush(&self) {
+        self.nudge.notify_one();
     }
 
     pub fn finish(&self, status: Status) {
@@ -198,6 +206,9 @@ impl ServerCall {
     fn take_batch(&self) -> Option<Batch> {
         let mut outbound = self.outbound();
         let headers = outbound.headers.take();
+        if outbound.end.is_none() && !self.method.is_streaming() {
+            return headers.map(|headers| Batch { headers: Some(headers), ..Batch::default() });
+        }
         let items = std::mem::take(&mut outbound.items);
         let end = outbound.end.clone();
         if headers.is_none() && items.is_empty() && end.is_none() {
