@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import RayError
 
 if TYPE_CHECKING:
-    from ray_serve_grpc.client import gRPCReplicaResult
+    from ray_serve_grpc.result import gRPCReplicaResult
 
 
 class ItemRefs(ray.ObjectRefGenerator):  # type: ignore[misc]

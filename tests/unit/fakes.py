@@ -13,7 +13,8 @@ from typing import Any
 from ray import ActorID
 from ray.serve._private.common import ReplicaQueueLengthInfo, RequestMetadata, RequestProtocol
 
-from ray_serve_grpc import _native, channels, client
+from ray_serve_grpc import _native, channels
+from ray_serve_grpc.result import gRPCReplicaResult
 from ray_serve_grpc.serializers import RPCSerializer
 
 
@@ -221,10 +222,10 @@ def pending(*args: Any, about: RequestMetadata | None = None, **kwargs: Any) -> 
     return SimpleNamespace(args=list(args), kwargs=kwargs, metadata=about or metadata())
 
 
-def result_of(call: FakeCall, about: RequestMetadata | None = None, **more: Any) -> client.gRPCReplicaResult:
+def result_of(call: FakeCall, about: RequestMetadata | None = None, **more: Any) -> gRPCReplicaResult:
     about = about or metadata()
     serializer = RPCSerializer(about.request_serialization, about.response_serialization)
-    result = client.gRPCReplicaResult(more.get("peer") or peer(), serializer, about, more.get("with_rejection", True))
+    result = gRPCReplicaResult(more.get("peer") or peer(), serializer, about, more.get("with_rejection", True))
     result.begin(call, more.get("dialect", _native.DIALECT_NATIVE), None)
     return result
 

@@ -138,15 +138,17 @@ def test_causes_are_in_the_text_although_rays_replica_hides_them():
         except ZeroDivisionError as root:
             raise KeyError("outer") from root
 
-    try:
+    def as_rays_replica_raises_it() -> None:
         try:
             chained()
         except KeyError as error:
             user_exception = error
         raise user_exception from None
-    except KeyError as error:
-        raised = arrived(error)
-        assert error.__suppress_context__
+
+    with pytest.raises(KeyError) as caught:
+        as_rays_replica_raises_it()
+    raised = arrived(caught.value)
+    assert caught.value.__suppress_context__
     assert "the root" in str(raised)
 
 
