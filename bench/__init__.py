@@ -13,7 +13,11 @@ Layout:
     samples     what one measurement gives, and how the rounds of a cell become figures
     results     the result files
     machine     what they were measured on
+    compare     reads results cell by cell, variants beside each other
+    bar         what the project set out to reach
     tables      results on a terminal
+    plot        charts
+    report      docs/benchmarks.md
 
 A cell is one test at one size with one variant. The variants of a cell are measured in turns, several rounds, each in
 processes of its own; a figure is the median of its rounds, with the lowest and the highest beside it.

@@ -36,6 +36,8 @@ class Child:
         """Runs `python -m module FD arguments…`; `prefix` is a command that runs it."""
         self.name = name
         self.alive = True
+        self.said: Any = None
+        """by the child when it was up"""
         self._log = tempfile.TemporaryFile()
         ours, theirs = Pipe()
         self._connection: Connection = ours
@@ -50,9 +52,9 @@ class Child:
         )
         theirs.close()
 
-    def ready(self) -> Any:
-        """What the child said when it was up. Raises ChildFailed."""
-        return self._receive(BOOT_S)
+    def ready(self) -> None:
+        """Raises ChildFailed."""
+        self.said = self._receive(BOOT_S)
 
     def ask(self, method: str, *arguments: object, timeout: float) -> Any:
         """Raises ChildFailed."""

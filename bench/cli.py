@@ -5,13 +5,19 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
+from typing import IO
 
 import click
 from rich.console import Console
 
 from bench import payloads, results, tables
+from bench.machine import ROOT
+from bench.rounds import Effort
 from bench.serve import plan, variants
 from bench.transport import peers
+
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+CHARTS = ROOT / "docs" / "benchmarks"
 
 console = Console(highlight=False, markup=False)
 
@@ -40,6 +46,16 @@ class Sizes(click.ParamType):
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
         try:
             return tuple(payloads.parse_size(size) for size in str(value).split(","))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Size(click.ParamType):
+    name = "size"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return value if isinstance(value, int) else payloads.parse_size(str(value))
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
@@ -94,7 +110,7 @@ def serve(
     from bench.serve.run import run
 
     effort = plan.QUICK if quick else plan.FULL if full else plan.NORMAL
-    effort = plan.Effort(rounds or effort.rounds, seconds or effort.seconds)
+    effort = Effort(rounds or effort.rounds, seconds or effort.seconds)
     if quick and tests == plan.TESTS:
         tests = tuple(test for test in tests if test not in ("streams", "paced"))
     modes = modes or (variants.MODES[:1] if quick else variants.MODES)
@@ -159,6 +175,59 @@ def two_hosts(
         raise click.ClickException(str(error)) from None
     finally:
         finish(found, output or results.run_path("two-hosts"))
+
+
+@commands.command()
+@click.option("--variant", type=click.Choice(variants.VARIANTS), default=variants.NATIVE)
+@click.option("--mode", type=click.Choice(variants.MODES), default=variants.DEFAULT, help="Of threading.")
+@click.option("--kind", type=click.Choice(payloads.KINDS), default="bytes", help="Type of payload.")
+@click.option("--size", type=Size(), default="1KB", help="Payload.")
+@click.option("--in-flight", type=click.IntRange(1), default=64)
+@click.option("--seconds", type=float, default=8.0, help="Of each view.")
+@click.option("--lines", type=click.IntRange(1), default=25, help="Of each table.")
+@click.option("--output", type=click.File("w"), default="-", help="Markdown file.")
+def profile(
+    variant: str,
+    mode: str,
+    kind: str,
+    size: int,
+    in_flight: int,
+    seconds: float,
+    lines: int,
+    output: IO[str],
+) -> None:
+    """Where a caller's and a replica's CPU time goes at saturation: threads, Python functions, what is below them."""
+    from bench.profile import profile
+
+    for block in profile(variant, mode, kind, size, in_flight, seconds, lines, console.print):
+        print(block, file=output, flush=True)
+
+
+@commands.command()
+@click.option("--results", "folder", type=click.Path(path_type=Path, exists=True), default=results.FOLDER)
+@click.option("--charts", type=click.Path(path_type=Path), default=CHARTS, help="Folder.")
+@click.option("--form", type=click.Choice(["svg", "png"]), default="svg")
+def plot(folder: Path, charts: Path, form: str) -> None:
+    """Draws charts of the result files in a folder."""
+    from bench import plot
+
+    for bench, content in results.of_folder(folder).items():
+        for path in plot.draw(bench, content, charts, form):
+            console.print(path)
+
+
+@commands.command()
+@click.option("--results", "folder", type=click.Path(path_type=Path, exists=True), default=results.FOLDER)
+@click.option("--charts", type=click.Path(path_type=Path), default=CHARTS, help="Folder.")
+@click.option("--output", type=click.Path(path_type=Path), default=DOCUMENT)
+def report(folder: Path, charts: Path, output: Path) -> None:
+    """Makes docs/benchmarks.md of the result files in a folder, and of limits.md in it, which is written by hand."""
+    from bench import report
+
+    limits = folder / "limits.md"
+    text = report.make(results.of_folder(folder), charts, limits.read_text() if limits.exists() else "")
+    output.write_text(text)
+    console.print(output)
 
 
 def finish(found: results.Results, path: Path) -> None:

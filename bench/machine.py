@@ -21,7 +21,7 @@ def describe() -> dict[str, Any]:
             "cpu": _field(Path("/proc/cpuinfo"), "model name") or platform.processor(),
             "cores": len(os.sched_getaffinity(0)),
             "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
-            "kernel": platform.release(),
+            "kernel": ".".join(platform.release().split(".")[:2]),
             "load_before": os.getloadavg()[0],
         },
         "versions": {"python": platform.python_version(), **_versions()},

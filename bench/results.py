@@ -48,6 +48,9 @@ class Results:
         path.write_text(json.dumps(content, indent=1) + "\n")
 
 
+BENCHES = ("serve", "two-hosts", "transport")
+
+
 def run_path(bench: str) -> Path:
     """Where a run's results go when nobody says where."""
     return FOLDER / "runs" / time.strftime(f"{bench}-%Y%m%d-%H%M%S.json")
@@ -56,6 +59,12 @@ def run_path(bench: str) -> Path:
 def load(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text())
     return content
+
+
+def of_folder(folder: Path) -> dict[str, dict[str, Any]]:
+    """Bench -> its result file in a folder, in the order of a report; those that there are."""
+    paths = {bench: folder / f"{bench}.json" for bench in BENCHES}
+    return {bench: load(path) for bench, path in paths.items() if path.exists()}
 
 
 def rounded(spreads: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:

@@ -73,10 +73,11 @@ def pair(peer: str, loop: str) -> Iterator[tuple[Child, int]]:
             ends.callback(started.close)
             return started
 
-        server = child("server").ready()
+        server = child("server")
+        server.ready()
         client = child("client")
         client.ready()
-        yield client, server
+        yield client, server.said
 
 
 def warm_up(child: Child, servers: dict[str, int], cell: Cell, seconds: float) -> int:
