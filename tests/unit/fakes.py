@@ -160,6 +160,7 @@ class FakeServerCall:
         self.cancelled = False
         self.admitted: tuple[bool, int] | None = None
         self.sent: list[tuple[int, Any, Any]] = []
+        self.flushes = 0
         self.finished: tuple[int, str] | None = None
         self.full = False
         self.writers: list[Any] = []
@@ -172,9 +173,12 @@ class FakeServerCall:
     def admit(self, accepted: bool, ongoing: int) -> None:
         self.admitted = (accepted, ongoing)
 
-    def send(self, kind: int, body: Any, buffers: Any = ()) -> bool:
+    def send(self, kind: int, body: Any, buffers: Any = (), flush: bool = True) -> bool:
         self.sent.append((kind, body, buffers))
         return not self.full
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def watch_writable(self, bridge: Any, future: Any) -> None:
         self.writers.append(future)

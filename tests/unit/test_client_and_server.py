@@ -117,6 +117,21 @@ async def test_arrays_are_writable_private_and_aligned(lane, tmp_path, size):
     assert array[0] == 0
 
 
+@pytest.mark.parametrize("size", [5000, 100_000, 20 * MIB])
+async def test_an_argument_that_user_code_changed_comes_back_changed(lane, tmp_path, size):
+    async def change(array: np.ndarray) -> np.ndarray:
+        array[::4096] = 9
+        return array
+
+    async with ends(change, lane, tmp_path) as both:
+        sent = np.ones(size, np.uint8)
+        for _ in range(3):
+            received = await (await both.call(sent)).get_async()
+            assert np.array_equal(np.flatnonzero(received == 9), np.arange(0, size, 4096))
+            assert sent.all()
+            assert sent.sum() == size
+
+
 async def test_noop_brings_the_bytes_alone(lane, tmp_path):
     async with ends(Replica().echo, lane, tmp_path) as both:
         about = {"request_serialization": "noop", "response_serialization": "noop"}
