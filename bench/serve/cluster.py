@@ -41,7 +41,17 @@ def local_cluster() -> Iterator[Any]:
         connect_driver(folder),
     ):
         serve.start(proxy_location="Disabled")
-        yield serve.run(app, name="bench", route_prefix=None)
+        yield run_app(app)
+
+
+def run_app(app: Any) -> Any:
+    """The application's handle, for this process, which has no event loop."""
+    from ray import serve
+
+    handle = serve.run(app, name="bench", route_prefix=None)
+    # Throughput-optimised handles use the loop that they are called on, unless told.
+    handle._init(_run_router_in_separate_loop=True)
+    return handle
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import children
-from bench.serve.cluster import connect_driver, prepare
+from bench.serve.cluster import connect_driver, prepare, run_app
 from bench.two_hosts.network import ADDRESSES
 
 _JOIN_S = 150.0
@@ -46,7 +46,7 @@ def two_nodes(namespace: str) -> Iterator[Any]:
         with second_node(namespace, address, folder, other):
             until_joined(ray)
             serve.start(proxy_location="Disabled")
-            yield serve.run(on_nodes("first", "second"), name="bench", route_prefix=None)
+            yield run_app(on_nodes("first", "second"))
 
 
 @contextmanager
