@@ -60,6 +60,11 @@ test-rust: ## Tests of the Rust core, without Python
 	$(call step,cargo test)
 	@cargo test --locked --workspace --no-default-features
 
+.PHONY: bench
+bench: $(VENV)/bench ## Measure Serve calls over each transport, for about two minutes (PROFILE=release for figures)
+	$(call step,bench serve --quick)
+	@$(BIN)/python -m bench serve --quick $(ARGS)
+
 .PHONY: lint
 lint: $(VENV)/dev ## ruff, mypy, cargo fmt and clippy
 	$(call step,lint)
@@ -115,7 +120,7 @@ $(VENV)/built: $(SOURCES) | $(VENV)/maturin
 	@touch $@
 
 # The package is installed by now: pip only adds what its extras ask for.
-$(VENV)/demo $(VENV)/test $(VENV)/dev: $(VENV)/%: $(VENV)/built pyproject.toml
+$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/built pyproject.toml
 	$(call step,dependencies for: $*)
 	@$(PIP) install --quiet --progress-bar off 'ray_serve_grpc[$*]'
 	@touch $@

@@ -258,15 +258,18 @@ def transport_status() -> dict[str, Any]:
 
 
 def by_lane(account: Literal["calls", "served"]) -> dict[str, int]:
-    """How many calls each lane of ray_serve_grpc has carried from this process, or to it."""
-    return {lane: sum(kinds.values()) for lane, kinds in transport_status()[account].items()}
+    """How many calls each lane of ray_serve_grpc has carried from this process, or to it, and what went by "shm"."""
+    status = transport_status()
+    counts = {lane: sum(kinds.values()) for lane, kinds in status[account].items()}
+    shared = status.get("shared_memory", {})
+    return counts | {"shm": shared.get("messages_sent", 0) + shared.get("messages_received", 0)}
 
 
 def carrier(by_reference: bool, before: dict[str, int], after: dict[str, int]) -> str:
     if by_reference:
         return "actor call"
     lanes = [lane for lane, count in after.items() if count > before.get(lane, 0)]
-    return f"ray_serve_grpc, {' and '.join(lanes)}" if lanes else "grpc.aio, tcp"
+    return f"ray_serve_grpc, {' + '.join(lanes)}" if lanes else "grpc.aio, tcp"
 
 
 app = Frontend.bind(Decoder.bind(), Normaliser.bind(), Classifier.bind(), Narrator.bind())
