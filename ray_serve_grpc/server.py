@@ -44,6 +44,26 @@ class Replica(Protocol):
         """First an object with `accepted` and `num_ongoing_requests`, then, if accepted, the results."""
 
 
+class TurnFlush:
+    """Has the items that came within one turn of the loop written together, at its end."""
+
+    __slots__ = ("_call", "_due", "_loop")
+
+    def __init__(self, call: ServerCall, loop: asyncio.AbstractEventLoop) -> None:
+        self._call = call
+        self._loop = loop
+        self._due = False
+
+    def due(self) -> None:
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._due = False
+        self._call.flush()
+
+
 class ReplicaServer:
     """Serves `InterDeploymentService` and Ray's own `ASGIService` for one replica."""
 
@@ -173,6 +193,7 @@ class ReplicaServer:
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
     ) -> None:
+        flush = TurnFlush(call, self._loop)
         sent = 0
         try:
             async for result in results:
@@ -181,10 +202,14 @@ class ReplicaServer:
                     # The generator that made it may use its memory again for the next one.
                     buffers = secured([result], buffers)
                 sent += 1
-                if not call.send(kind, body, buffers):
+                if not call.send(kind, body, buffers, sent == 1):
+                    call.flush()
                     await self._writable(call)
                 elif sent % BURST == 0:
+                    call.flush()
                     await asyncio.sleep(0)
+                else:
+                    flush.due()
                 if call.cancelled:
                     raise asyncio.CancelledError
         except (Exception, asyncio.CancelledError) as error:
