@@ -22,7 +22,7 @@ CHARTS = ROOT / "docs" / "benchmarks"
 console = Console(highlight=False, markup=False)
 
 
-class Several(click.ParamType):
+class Several(click.ParamType):  # type: ignore[type-arg]
     """A comma-separated choice."""
 
     name = "list"
@@ -40,7 +40,7 @@ class Several(click.ParamType):
         return chosen
 
 
-class Sizes(click.ParamType):
+class Sizes(click.ParamType):  # type: ignore[type-arg]
     name = "list"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, ...]:
@@ -50,7 +50,7 @@ class Sizes(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Size(click.ParamType):
+class Size(click.ParamType):  # type: ignore[type-arg]
     name = "size"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -60,7 +60,7 @@ class Size(click.ParamType):
             self.fail(str(error), param, ctx)
 
 
-class Rates(click.ParamType):
+class Rates(click.ParamType):  # type: ignore[type-arg]
     name = "list"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:

@@ -58,10 +58,14 @@ def by_cell(content: Mapping[str, Any]) -> Cells:
     """Cell -> variant -> entry of the file, in the file's order."""
     cells: Cells = {}
     for entry in content["cells"]:
-        place = ", ".join(str(entry[name]) for name in ("mode", "network") if name in entry)
-        key = Key(place, entry["test"], entry["kind"], entry["size"], entry["in_flight"])
+        key = Key(_place(entry), entry["test"], entry["kind"], entry["size"], entry["in_flight"])
         cells.setdefault(key, {})[entry["variant"]] = entry
     return cells
+
+
+def _place(entry: Entry) -> str:
+    mode, network = entry.get("mode"), entry.get("network")
+    return ", ".join(filter(None, (mode and f"{mode} mode", network)))
 
 
 def places(cells: Cells) -> list[str]:

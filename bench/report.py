@@ -17,8 +17,8 @@ TITLES = {
     "transport": "The transport alone",
 }
 PLACES = {
-    "default": "Default mode of threading",
-    "throughput": "Throughput-optimised mode (`RAY_SERVE_THROUGHPUT_OPTIMIZED=1`)",
+    "default mode": "Default mode of threading",
+    "throughput mode": "Throughput-optimised mode (`RAY_SERVE_THROUGHPUT_OPTIMIZED=1`)",
 }
 EXPLANATIONS = {
     "serve": """\
@@ -123,7 +123,7 @@ def _about(content: Mapping[str, Any]) -> Iterator[str]:
 
 def _place(bench: str, cells: Cells, place: str, charts: Path) -> Iterator[str]:
     if place:
-        yield from (f"### {PLACES.get(place, place.removeprefix('default, '))}", "")
+        yield from (f"### {PLACES.get(place, place.removeprefix('default mode, '))}", "")
     chart = charts / plot.name(bench, place)
     if chart.exists():
         yield from (f"![{TITLES[bench]}, {place}]({charts.name}/{chart.name})", "")
@@ -134,7 +134,7 @@ def _place(bench: str, cells: Cells, place: str, charts: Path) -> Iterator[str]:
         yield from (f"**{test.title[0].upper()}{test.title[1:]}**, {test.unit}", "")
         yield from _table(bench, rows, test.figure, test.more_is_better)
         more = {"p99_ms": "99th percentile, ms", "first_ms": "First item of a stream, ms", "cpu_ms": "CPU, ms each"}
-        shown = ("first_ms", "cpu_ms") if name == "streams" else ("p99_ms", "cpu_ms")
+        shown: tuple[str, ...] = ("first_ms", "cpu_ms") if name == "streams" else ("p99_ms", "cpu_ms")
         if name == "throughput":
             shown = ("cpu_ms",)
         yield from (f"<details><summary>{', '.join(more[figure].split(',')[0] for figure in shown)}</summary>", "")

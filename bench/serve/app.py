@@ -21,9 +21,11 @@ from bench.samples import Sample
 
 _ONGOING = 10_000  # more than any cell has in flight: no cell measures rejections
 _options: dict[str, Any] = {"num_cpus": 0}
+# Serve's decorator hides from a type checker that a class becomes a deployment.
+_deployment: Any = serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
 
 
-@serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
+@_deployment
 class Leaf:
     async def echo(self, value: Any) -> Any:
         return value
@@ -44,9 +46,9 @@ class Leaf:
         return os.getpid()
 
 
-@serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
+@_deployment
 class Middle:
-    def __init__(self, leaf: DeploymentHandle) -> None:
+    def __init__(self, leaf: DeploymentHandle[Any]) -> None:
         self._echo = leaf.echo
 
     async def echo(self, value: Any) -> Any:
@@ -56,11 +58,11 @@ class Middle:
         return os.getpid()
 
 
-@serve.deployment(ray_actor_options=_options, max_ongoing_requests=_ONGOING)
+@_deployment
 class Caller:
-    def __init__(self, middle: DeploymentHandle, leaf: DeploymentHandle) -> None:
+    def __init__(self, middle: DeploymentHandle[Any], leaf: DeploymentHandle[Any]) -> None:
         self._calls = {"leaf": leaf.echo, "middle": middle.echo}
-        streaming = leaf.options(stream=True)
+        streaming: Any = leaf.options(stream=True)
         self._items, self._paced = streaming.items, streaming.paced
         self._pids = {"leaf": leaf.pid, "middle": middle.pid}
         self._roles: Roles = {}
@@ -100,14 +102,13 @@ class Caller:
         return Sample(len(lags), wall, cpu, lags)
 
 
-def on_nodes(caller: str, others: str) -> Application:
-    """The application with its caller on a node that has one resource, and all else on one that has another."""
+def application(caller: str = "", others: str = "") -> Application:
+    """The caller goes to a node that has the resource `caller`, all else to one that has `others`."""
 
-    def placed(deployment: serve.Deployment, resource: str) -> serve.Deployment:
-        return deployment.options(ray_actor_options={**_options, "resources": {resource: 0.01}})
+    def placed(deployment: Any, resource: str) -> Any:
+        resources = {"resources": {resource: 0.01}} if resource else {}
+        return deployment.options(ray_actor_options=_options | resources)
 
     leaf = placed(Leaf, others).bind()
-    return placed(Caller, caller).bind(placed(Middle, others).bind(leaf), leaf)
-
-
-app = Caller.bind(Middle.bind(leaf := Leaf.bind()), leaf)
+    bound: Application = placed(Caller, caller).bind(placed(Middle, others).bind(leaf), leaf)
+    return bound

@@ -34,21 +34,21 @@ def local_cluster() -> Iterator[Any]:
     """The application's handle."""
     from ray import serve
 
-    from bench.serve.app import app
+    from bench.serve.app import application
 
     with (
         tempfile.TemporaryDirectory(prefix="rsb", ignore_cleanup_errors=True) as folder,
         connect_driver(folder),
     ):
         serve.start(proxy_location="Disabled")
-        yield run_app(app)
+        yield run_app(application())
 
 
-def run_app(app: Any) -> Any:
+def run_app(bound: Any) -> Any:
     """The application's handle, for this process, which has no event loop."""
     from ray import serve
 
-    handle = serve.run(app, name="bench", route_prefix=None)
+    handle = serve.run(bound, name="bench", route_prefix=None)
     # Throughput-optimised handles use the loop that they are called on, unless told.
     handle._init(_run_router_in_separate_loop=True)
     return handle
@@ -66,7 +66,7 @@ def connect_driver(folder: str, **options: Any) -> Iterator[None]:
         include_dashboard=False,
         object_store_memory=OBJECT_STORE,
         log_to_driver=False,
-        logging_level="ERROR",
+        logging_level=logging.ERROR,
         _temp_dir=folder,
         **options,
     )

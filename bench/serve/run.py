@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from bench.children import Child
 from bench.results import Results
@@ -38,8 +39,8 @@ def measure_cells(
         outcomes = alternate(
             running,
             effort.rounds,
-            lambda child, cell=cell: warm_up(child, cell, effort.seconds),  # type: ignore[misc]
-            lambda child, count, cell=cell: measure(child, cell, effort.seconds, count),  # type: ignore[misc]
+            partial(warm_up, cell, effort.seconds),
+            partial(measure, cell, effort.seconds),
         )
         for variant, outcome in outcomes.items():
             results.add({**facts, "variant": variant, **cell.facts()}, outcome, say)
@@ -74,16 +75,17 @@ def ready(start: Callable[[], list[Child]], say: Say) -> Iterator[list[Child]]:
             child.close()
 
 
-def warm_up(child: Child, cell: Cell, seconds: float) -> int:
+def warm_up(cell: Cell, seconds: float, child: Child) -> int:
     """Makes connections and pools warm; for streams, how many items each yields in `seconds`."""
     if cell.test == "streams":
-        return items_for(seconds, cell.in_flight, lambda count: measure(child, cell, seconds, count))
-    measure(child, cell, seconds / 3, 0)
+        return items_for(seconds, cell.in_flight, partial(measure, cell, seconds, child))
+    measure(cell, seconds / 3, child, 0)
     return 0
 
 
-def measure(child: Child, cell: Cell, seconds: float, count: int) -> Sample:
-    method, arguments = "calls", ()
+def measure(cell: Cell, seconds: float, child: Child, count: int) -> Sample:
+    method = "calls"
+    arguments: tuple[object, ...]
     if cell.test == "streams":
         method, arguments = "streams", (cell.in_flight, count)
     elif cell.test == "paced":

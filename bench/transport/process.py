@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,7 @@ def _roles(server: int) -> dict[str, list[int]]:
     return {"client": [os.getpid()], "server": [server]}
 
 
-_METHODS = {"calls": calls, "streams": streams}
+_METHODS: dict[str, Callable[..., Awaitable[Sample]]] = {"calls": calls, "streams": streams}
 
 if __name__ == "__main__":
     main()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from bench.children import Child, ChildFailed
 from bench.payloads import UNITS
@@ -17,7 +18,7 @@ from bench.serve.plan import STREAMS, Cell
 ANSWER_S = 120.0
 QUICK = Effort(rounds=3, seconds=0.4)
 NORMAL = Effort(rounds=5, seconds=0.5)
-FULL = Effort(rounds=9, seconds=1.0)
+FULL = Effort(rounds=7, seconds=0.8)
 
 Say = Callable[[str], None]
 
@@ -51,10 +52,8 @@ def run(results: Results, peers: Sequence[str], loop: str, effort: Effort, say: 
             outcomes = alternate(
                 able,
                 effort.rounds,
-                lambda child, cell=cell: warm_up(child, servers, cell, effort.seconds),  # type: ignore[misc]
-                lambda child, count, cell=cell: measure(  # type: ignore[misc]
-                    child, servers, cell, effort.seconds, count
-                ),
+                partial(warm_up, servers, cell, effort.seconds),
+                partial(measure, servers, cell, effort.seconds),
             )
             for peer, outcome in outcomes.items():
                 results.add({"variant": peer, **cell.facts()}, outcome, say)
@@ -80,14 +79,14 @@ def pair(peer: str, loop: str) -> Iterator[tuple[Child, int]]:
         yield client, server.said
 
 
-def warm_up(child: Child, servers: dict[str, int], cell: Cell, seconds: float) -> int:
+def warm_up(servers: dict[str, int], cell: Cell, seconds: float, child: Child) -> int:
     if cell.test == "streams":
-        return items_for(seconds, cell.in_flight, lambda count: measure(child, servers, cell, seconds, count))
-    measure(child, servers, cell, seconds / 2, 0)
+        return items_for(seconds, cell.in_flight, partial(measure, servers, cell, seconds, child))
+    measure(servers, cell, seconds / 2, child, 0)
     return 0
 
 
-def measure(child: Child, servers: dict[str, int], cell: Cell, seconds: float, count: int) -> Sample:
+def measure(servers: dict[str, int], cell: Cell, seconds: float, child: Child, count: int) -> Sample:
     server = servers[child.name]
     if cell.test == "streams":
         sample = child.ask("streams", server, cell.in_flight, count, timeout=ANSWER_S)

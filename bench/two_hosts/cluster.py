@@ -35,7 +35,7 @@ def two_nodes(namespace: str) -> Iterator[Any]:
     import ray
     from ray import serve
 
-    from bench.serve.app import on_nodes
+    from bench.serve.app import application
 
     with (
         tempfile.TemporaryDirectory(prefix="rsb", ignore_cleanup_errors=True) as folder,
@@ -46,7 +46,7 @@ def two_nodes(namespace: str) -> Iterator[Any]:
         with second_node(namespace, address, folder, other):
             until_joined(ray)
             serve.start(proxy_location="Disabled")
-            yield run_app(on_nodes("first", "second"))
+            yield run_app(application("first", "second"))
 
 
 @contextmanager

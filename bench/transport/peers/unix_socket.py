@@ -80,7 +80,8 @@ class _Client(Client):
 
     async def stream(self, count: int) -> AsyncIterator[Any]:
         number = next(self._numbers)
-        self._streams[number] = items = asyncio.Queue()
+        items: asyncio.Queue[tuple[int, Any]] = asyncio.Queue()
+        self._streams[number] = items
         _send(self._writer, number, _ITEMS, count)
         while True:
             kind, value = await items.get()

@@ -77,7 +77,8 @@ class _Client(Client):
 
     async def _send(self, kind: bytes, value: Any) -> tuple[bytes, asyncio.Queue[list[zmq.Frame]]]:
         number = next(self._numbers).to_bytes(8, "little")
-        self._waiting[number] = answers = asyncio.Queue()
+        answers: asyncio.Queue[list[zmq.Frame]] = asyncio.Queue()
+        self._waiting[number] = answers
         await self._socket.send_multipart([number, kind, *_dumps(value)], copy=False)
         return number, answers
 
