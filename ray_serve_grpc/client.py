@@ -45,7 +45,8 @@ class gRPCReplicaWrapper(ReplicaWrapper):
             getattr(metadata, "request_serialization", "cloudpickle"),
             getattr(metadata, "response_serialization", "cloudpickle"),
         )
-        adapter.inject_trace_context(pr.kwargs)
+        if serializer.request.keywords:
+            adapter.inject_trace_context(pr.kwargs)
         bridge = bridge_for(asyncio.get_running_loop())
         dialect = peer.channel.dialect()
         if dialect is not None:

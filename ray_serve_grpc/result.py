@@ -19,7 +19,7 @@ from ray_serve_grpc.bridge import bridge_for
 from ray_serve_grpc.completion import Child, Completion, FailedCall, Start
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.seam.adapter import ReplicaQueueLengthInfo, ReplicaResult, RequestCancelledError
-from ray_serve_grpc.serializers import RPCSerializer, encoded_size
+from ray_serve_grpc.serializers import RPCSerializer
 
 if TYPE_CHECKING:
     from ray_serve_grpc._native import Call, Message
@@ -45,7 +45,7 @@ class gRPCReplicaResult(ReplicaResult):
     _settled = False
     _value: Any = None
     _failure: Callable[[bool], BaseException] | None = None
-    _size = 0
+    _large = False
     _ref: ray.ObjectRef[Any] | None = None
     _iterated = False
 
@@ -185,7 +185,7 @@ class gRPCReplicaResult(ReplicaResult):
         while not self._settle():
             await self._wait()
         value = self._get_or_error(0)
-        if self._size < PUT_ON_THREAD:
+        if not self._large:
             return self._put(value)
         return await asyncio.get_running_loop().run_in_executor(None, self._put, value)
 
@@ -284,7 +284,7 @@ class gRPCReplicaResult(ReplicaResult):
                 self._failure = self._failed(call, status or (_native.STATUS_CANCELLED, ""))
         if message is not None:
             self._value, self._failure = self._decoded(message)
-            self._size = encoded_size([message[1]], message[2])
+            self._large = bool(message[2]) or len(message[1]) > PUT_ON_THREAD
         self._settled = True
         return True
 

@@ -132,6 +132,9 @@ class Codec(ABC):
     #: Whether a process without the plugin knows it.
     stock: bool = True
 
+    #: Whether a request may have keyword arguments; Serve's own trace context is one.
+    keywords: bool = True
+
     @abstractmethod
     def encode(self, value: Any) -> Encoded: ...
 
@@ -216,6 +219,7 @@ class Noop(Codec):
     """
 
     name = "noop"
+    keywords = False
 
     BYTES = ord("b")
     VIEW = ord("v")

@@ -210,3 +210,11 @@ async def test_the_state_is_told(wrapper):
     channel.calls[0].end(*LOST)
     assert "connection reset" in repr(result)
     assert channels.statistics()[("07" * 16)] == {"in_flight": 1}
+
+
+@pytest.mark.parametrize("name", ["cloudpickle", "noop"])
+async def test_the_trace_context_goes_along_where_there_is_room_for_it(wrapper, name, monkeypatch):
+    monkeypatch.setattr(adapter, "inject_trace_context", lambda kwargs: kwargs.update(_ray_trace_ctx={"id": 1}))
+    request = pending(b"x", about=metadata(request_serialization=name))
+    wrapper[0].send_request_python(request, with_rejection=True)
+    assert request.kwargs == ({} if name == "noop" else {"_ray_trace_ctx": {"id": 1}})
