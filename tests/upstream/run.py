@@ -91,7 +91,9 @@ def run(folder: Path, name: str, transport: str, logs: Path | None) -> Tally:
         report = Path(scratch) / "report.xml"
         # No configuration of ours: Ray's tests know nothing of our strictness. A conftest.py beside them is left out.
         command = [sys.executable, "-m", "pytest", "-q", "-p", "support", "--noconftest", "-c", os.devnull]
-        command += ["--rootdir", str(folder), "-o", "asyncio_mode=strict", f"--junitxml={report}", str(file)]
+        command += ["--rootdir", str(folder), "-W", "ignore", f"--junitxml={report}", str(file)]
+        for setting in ("asyncio_mode=strict", "asyncio_default_fixture_loop_scope=function"):
+            command += ["-o", setting]
         try:
             ran = subprocess.run(
                 command, env=variables, cwd=scratch, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
