@@ -39,10 +39,12 @@ def main() -> int:
         for line in lines:
             command = json.loads(line)
             if command["do"] == "measure":
+                measurement.connect()
                 measurement.classify(command["photographs"])
                 measurement.stream(command["texts"], command["words"])
                 answer()
             else:
+                measurement.connect()
                 answer(**measurement.report())
     return 0
 
@@ -108,6 +110,11 @@ class Measurement:
         self._milliseconds: list[float] = []
         self._answers: list[tuple[str, str, float]] = []
         self._texts: list[str] = []
+
+    def connect(self) -> None:
+        """Anew: the server has closed the connection if it was idle for long while others were measured."""
+        self._connection.close()
+        self._connection.connect()
 
     def warm_up(self) -> dict[str, str]:
         """Tells what carries each hop."""
