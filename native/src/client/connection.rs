@@ -173,10 +173,10 @@ async fn shake_hands(
 ) -> Result<(Dialect, Option<Arc<Exchange>>), Status> {
     let hello = HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() };
     let mut request = super::exchange::http_request(config, service::uri(HANDSHAKE_PATH));
-    if let Some((nonce, _)) = &side {
-        if let Ok(value) = HeaderValue::from_str(&nonce.to_text()) {
-            request.headers_mut().insert(NONCE_HEADER, value);
-        }
+    if let Some((nonce, _)) = &side
+        && let Ok(value) = HeaderValue::from_str(&nonce.to_text())
+    {
+        request.headers_mut().insert(NONCE_HEADER, value);
     }
     let answer = match unary(request, sender, &hello).await {
         Ok(answer) => answer,

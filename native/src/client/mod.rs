@@ -139,10 +139,10 @@ impl Channel {
             if link.closed {
                 return Err(Status::unavailable("the channel is closed: its replica was removed"));
             }
-            if let Some(connection) = &link.connection {
-                if connection.is_open() {
-                    return Ok(connection.clone());
-                }
+            if let Some(connection) = &link.connection
+                && connection.is_open()
+            {
+                return Ok(connection.clone());
             }
             let (sender, settled) = oneshot::channel();
             link.waiting.push(sender);

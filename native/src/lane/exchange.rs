@@ -379,11 +379,9 @@ impl Exchange {
         let Lending { own, announced, .. } = lending;
         own.retain(|(key, segment)| {
             let lives = segment.strong_count() > 0;
-            if !lives {
-                if let Some(id) = announced.remove(key) {
-                    // If it does not go out, the peer keeps a mapping until the connection ends.
-                    let _ = self.socket.forget(id);
-                }
+            if !lives && let Some(id) = announced.remove(key) {
+                // If it does not go out, the peer keeps a mapping until the connection ends.
+                let _ = self.socket.forget(id);
             }
             lives
         });

@@ -1,6 +1,8 @@
 //! Memory that Python reads and writes: the one file of the core with unsafe code (the other is
 //! `py/buffer.rs`, which gives this memory to the interpreter).
 #![allow(unsafe_code)]
+// The one cast that clippy suspects starts at a page.
+#![allow(clippy::cast_ptr_alignment)]
 
 use crate::wire::ALIGNMENT;
 use rustix::fd::BorrowedFd;
@@ -112,7 +114,7 @@ impl AlignedBuf {
     pub fn freeze(mut self) -> Region {
         assert_eq!(self.room(), 0, "frozen before it was full");
         let block = self.block.take().expect("frozen once");
-        Region { start: block.start, length: self.size, _owner: Arc::new(Owner { block: Some(block) }) }
+        Region { start: block.start, length: self.size, owner: Arc::new(Owner { block: Some(block) }) }
     }
 }
 
@@ -186,7 +188,8 @@ impl Mapping {
     pub fn forget_writes(&self) -> io::Result<()> {
         // SAFETY: the whole of a private file mapping of ours that nobody looks at any more: its lease is
         // being returned.
-        Ok(unsafe { madvise(self.start.as_ptr().cast(), self.length, Advice::LinuxDontNeed)? })
+        unsafe { madvise(self.start.as_ptr().cast(), self.length, Advice::LinuxDontNeed)? };
+        Ok(())
     }
 }
 
@@ -205,10 +208,10 @@ impl Drop for Mapping {
 pub struct Region {
     start: NonNull<u8>,
     length: usize,
-    _owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the memory is owned through `_owner` and only read by the core (see the type's contract).
+// SAFETY: the memory is owned through `owner` and only read by the core (see the type's contract).
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
@@ -217,12 +220,12 @@ impl Region {
     /// All of a mapping, for as long as whoever owns it lives.
     pub fn of_mapping<T: AsRef<Mapping> + Any + Send + Sync>(owner: Arc<T>) -> Region {
         let mapping: &Mapping = (*owner).as_ref();
-        Region { start: mapping.start, length: mapping.length, _owner: owner }
+        Region { start: mapping.start, length: mapping.length, owner }
     }
 
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `freeze` made sure that all bytes were written, and pages of a file always are; `slice`
-        // stays within them; `_owner` keeps them; nobody writes while the core holds the region.
+        // stays within them; `owner` keeps them; nobody writes while the core holds the region.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 
@@ -231,7 +234,7 @@ impl Region {
         assert!(range.start <= range.end && range.end <= self.length, "slice out of bounds");
         // SAFETY: the start is within the region, as just checked.
         let start = unsafe { self.start.add(range.start) };
-        Region { start, length: range.len(), _owner: Arc::clone(&self._owner) }
+        Region { start, length: range.len(), owner: Arc::clone(&self.owner) }
     }
 
     pub fn as_mut_ptr(&self) -> *mut u8 {

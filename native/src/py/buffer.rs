@@ -1,5 +1,7 @@
 //! Gives received memory to the interpreter: the second and last file with unsafe code.
 #![allow(unsafe_code)]
+// pyo3 hands arguments over by value; no memory is larger than isize::MAX.
+#![allow(clippy::needless_pass_by_value, clippy::cast_possible_wrap)]
 
 use crate::lane::sys::Region;
 use pyo3::exceptions::PyBufferError;

@@ -29,10 +29,10 @@ pub fn method_of(index: usize) -> PyResult<Method> {
     Method::from_index(index).ok_or_else(|| PyValueError::new_err(format!("method {index} is not one of METHOD_*")))
 }
 
-pub fn counters_dict<'py>(
-    py: Python<'py>,
+pub fn counters_dict(
+    py: Python<'_>,
     counters: impl IntoIterator<Item = (&'static str, u64)>,
-) -> PyResult<Bound<'py, PyDict>> {
+) -> PyResult<Bound<'_, PyDict>> {
     let dict = PyDict::new(py);
     for (name, value) in counters {
         dict.set_item(name, value)?;

@@ -1,5 +1,8 @@
 //! `Server` and `ServerCall`.
 
+// pyo3 hands arguments over by value.
+#![allow(clippy::needless_pass_by_value)]
+
 use super::bridge::{self, Bridge};
 use super::memory;
 use crate::config::{DEFAULT_MAX_MESSAGE_SIZE, ServerConfig};

@@ -258,10 +258,10 @@ fn headers(admission: Option<(bool, u32)>) -> http::Response<()> {
 fn trailers(status: &Status) -> HeaderMap {
     let mut trailers = HeaderMap::with_capacity(2);
     trailers.insert("grpc-status", HeaderValue::from(status.code.0));
-    if !status.detail.is_empty() {
-        if let Ok(message) = HeaderValue::from_str(&percent_encode(&status.detail)) {
-            trailers.insert("grpc-message", message);
-        }
+    if !status.detail.is_empty()
+        && let Ok(message) = HeaderValue::from_str(&percent_encode(&status.detail))
+    {
+        trailers.insert("grpc-message", message);
     }
     trailers
 }

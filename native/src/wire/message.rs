@@ -186,10 +186,10 @@ pub fn parse_fields(payload: &Payload) -> Result<Envelope, WireError> {
     let bytes = payload.as_slice();
     let mut at = 0;
     while at < bytes.len() {
-        if let Field::Range(number, range) = varint::take_field(bytes, &mut at)? {
-            if let Some(field) = (number as usize).checked_sub(1).and_then(|index| fields.get_mut(index)) {
-                *field = slice(payload, range);
-            }
+        if let Field::Range(number, range) = varint::take_field(bytes, &mut at)?
+            && let Some(field) = (number as usize).checked_sub(1).and_then(|index| fields.get_mut(index))
+        {
+            *field = slice(payload, range);
         }
     }
     Ok(Envelope { fields, size: bytes.len(), ..Envelope::default() })
@@ -428,7 +428,7 @@ impl Encoder {
     /// Pads so that the data of a buffer of `length` bytes starts at a multiple of `ALIGNMENT`.
     fn align(&mut self, length: usize) {
         let head = 1 + varint::encoded_len(length as u64);
-        if (self.position + head) % ALIGNMENT == 0 {
+        if (self.position + head).is_multiple_of(ALIGNMENT) {
             return;
         }
         let padding = (ALIGNMENT - (self.position + 2 + head) % ALIGNMENT) % ALIGNMENT;

@@ -93,10 +93,10 @@ impl MessageReader {
             State::Large { buf } => {
                 let taken = frame.len().min(buf.room());
                 buf.extend(&frame.split_to(taken));
-                if buf.room() == 0 {
-                    if let State::Large { buf } = std::mem::replace(&mut self.state, AT_START) {
-                        messages.push_back(Payload::Large(buf.freeze()));
-                    }
+                if buf.room() == 0
+                    && let State::Large { buf } = std::mem::replace(&mut self.state, AT_START)
+                {
+                    messages.push_back(Payload::Large(buf.freeze()));
                 }
             }
         }
