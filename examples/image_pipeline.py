@@ -269,7 +269,7 @@ def carrier(by_reference: bool, before: dict[str, int], after: dict[str, int]) -
     if by_reference:
         return "actor call"
     lanes = [lane for lane, count in after.items() if count > before.get(lane, 0)]
-    return f"ray_serve_grpc, {' + '.join(lanes)}" if lanes else "grpc.aio, tcp"
+    return f"ray_serve_grpc, {'+'.join(lanes)}" if lanes else "grpc.aio, tcp"
 
 
 app = Frontend.bind(Decoder.bind(), Normaliser.bind(), Classifier.bind(), Narrator.bind())
