@@ -61,9 +61,30 @@ test-rust: ## Tests of the Rust core, without Python
 	@cargo test --locked --workspace --no-default-features
 
 .PHONY: bench
-bench: $(VENV)/bench ## Measure Serve calls over each transport, for about two minutes (PROFILE=release for figures)
-	$(call step,bench serve --quick)
-	@$(BIN)/python -m bench serve --quick $(ARGS)
+bench: $(VENV)/bench ## Measure calls over each transport, with and without Serve, for about ten minutes
+	$(call step,bench serve)
+	@$(BIN)/python -m bench serve --sizes 1KB,100KB,1MB,10MB --kinds numpy --seconds 0.5 $(ARGS)
+	$(call step,bench transport)
+	@$(BIN)/python -m bench transport --quick
+
+.PHONY: bench-full
+bench-full: $(VENV)/bench ## Measure every size, kind and mode, for about an hour, and write docs/benchmarks.md
+	$(call step,bench serve)
+	@$(BIN)/python -m bench serve --full --output bench/results/serve.json $(ARGS)
+	$(call step,bench transport)
+	@$(BIN)/python -m bench transport --full --output bench/results/transport.json
+	@$(MAKE) --no-print-directory bench-report
+
+.PHONY: bench-two-hosts
+bench-two-hosts: $(VENV)/bench ## As root: measure between two network namespaces, for about ten minutes
+	$(call step,bench two-hosts)
+	@$(BIN)/python -m bench two-hosts --output bench/results/two-hosts.json $(ARGS)
+
+.PHONY: bench-report
+bench-report: $(VENV)/bench ## Draw the charts and write docs/benchmarks.md of bench/results
+	$(call step,docs/benchmarks.md)
+	@$(BIN)/python -m bench plot
+	@$(BIN)/python -m bench report
 
 .PHONY: lint
 lint: $(VENV)/dev ## ruff, mypy, cargo fmt and clippy
@@ -119,8 +140,17 @@ $(VENV)/built: $(SOURCES) | $(VENV)/maturin
 	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --locked --profile $(PROFILE)
 	@touch $@
 
+# Figures are of a release build. Whatever was built after it, or from other sources, calls for another one.
+$(VENV)/release: $(SOURCES) $(wildcard $(VENV)/built) | $(VENV)/maturin
+	$(call step,extension module (cargo profile release) and the dependencies of ray_serve_grpc)
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --locked --release
+	@touch $(VENV)/built
+	@touch $@
+
 # The package is installed by now: pip only adds what its extras ask for.
-$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/bench: $(VENV)/%: $(VENV)/built pyproject.toml
+$(VENV)/bench: $(VENV)/release
+$(VENV)/demo $(VENV)/test $(VENV)/dev: $(VENV)/built
+$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/bench: $(VENV)/%: pyproject.toml
 	$(call step,dependencies for: $*)
 	@$(PIP) install --quiet --progress-bar off 'ray_serve_grpc[$*]'
 	@touch $@

@@ -56,7 +56,7 @@ def _times(bench: str, key: Key) -> float | None:
     aim = _THROUGHPUT_MODE if "throughput" in key.place else 1.0
     if key.in_flight > 10:
         return _MANY_IN_FLIGHT * aim
-    times = _by_size(_ONE_HOST[key.test], key.size)
+    times = _by_size(_ONE_HOST.get(key.test, {}), key.size)
     if times is None or (key.kind == "bytes" and key.test != "latency"):
         return None
     return times * aim * (_BYTES if key.kind == "bytes" else 1.0)

@@ -89,7 +89,7 @@ def commands() -> None:
 @click.option(
     "--modes", type=Several(*variants.MODES), default=None, help="Of threading.  [default: both; quick: default]"
 )
-@click.option("--quick", is_flag=True, help="Short rounds, without streams: about two minutes for three sizes.")
+@click.option("--quick", is_flag=True, help="Short rounds of the main tests: about two minutes for three sizes.")
 @click.option("--full", is_flag=True, help="More and longer rounds.")
 @click.option("--rounds", type=click.IntRange(1), default=None, help="Turns of each variant.")
 @click.option("--seconds", type=float, default=None, help="Of each measurement.")
@@ -112,7 +112,7 @@ def serve(
     effort = plan.QUICK if quick else plan.FULL if full else plan.NORMAL
     effort = Effort(rounds or effort.rounds, seconds or effort.seconds)
     if quick and tests == plan.TESTS:
-        tests = tuple(test for test in tests if test not in ("streams", "paced"))
+        tests = plan.QUICK_TESTS
     modes = modes or (variants.MODES[:1] if quick else variants.MODES)
     cells = list(plan.cells(tests, kinds, sizes))
     found = results.Results("serve", {"rounds": effort.rounds, "seconds": effort.seconds})

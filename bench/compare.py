@@ -28,6 +28,8 @@ TESTS = {
     "latency": Test("latency, one call at a time", "p50_ms", "ms", False),
     "chain": Test("chain: caller, middle, leaf and back", "p50_ms", "ms", False),
     "throughput": Test("throughput", "per_s", "calls/s", True),
+    "own": Test("latency, with an answer of the leaf's own", "p50_ms", "ms", False),
+    "mixed": Test("latency of 1KB beside calls of another size", "p50_ms", "ms", False),
     "streams": Test("streams without a pause", "per_s", "items/s", True),
     "paced": Test("streams of 50 items/s: lag of an item", "p50_ms", "ms", False),
 }

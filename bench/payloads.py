@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -34,6 +35,9 @@ def make(kind: str, size: int) -> Any:
     if kind == "bytes":
         return data.tobytes()
     return data.view(np.float32) if size % 4 == 0 else data
+
+
+made = functools.lru_cache(maxsize=4)(make)
 
 
 def length(value: Any) -> int:

@@ -30,6 +30,10 @@ class Leaf:
     async def echo(self, value: Any) -> Any:
         return value
 
+    async def own(self, value: Any) -> Any:
+        """As large an answer, but not the memory that came in."""
+        return payloads.made("bytes" if isinstance(value, bytes) else "numpy", payloads.length(value))
+
     async def items(self, count: int) -> AsyncIterator[str]:
         """Produces without a pause."""
         for _ in range(count):
@@ -61,7 +65,7 @@ class Middle:
 @_deployment
 class Caller:
     def __init__(self, middle: DeploymentHandle[Any], leaf: DeploymentHandle[Any]) -> None:
-        self._calls = {"leaf": leaf.echo, "middle": middle.echo}
+        self._calls = {"leaf": leaf.echo, "own": leaf.own, "middle": middle.echo}
         streaming: Any = leaf.options(stream=True)
         self._items, self._paced = streaming.items, streaming.paced
         self._pids = {"leaf": leaf.pid, "middle": middle.pid}
@@ -84,6 +88,20 @@ class Caller:
     async def calls(self, target: str, kind: str, size: int, in_flight: int, seconds: float, least: int) -> Sample:
         value = payloads.make(kind, size)
         return await load.echo_calls(self._calls[target].remote, value, in_flight, seconds, least, self._roles)
+
+    async def mixed(self, kind: str, size: int, seconds: float) -> Sample:
+        """Small calls, one at a time, while large ones go to the same replica, one at a time too."""
+        bulk = asyncio.create_task(self._bulk(payloads.make(kind, size)))
+        try:
+            small = payloads.make(kind, payloads.UNITS["KB"])
+            return await load.echo_calls(self._calls["leaf"].remote, small, 1, seconds, 1, self._roles)
+        finally:
+            bulk.cancel()
+            await asyncio.gather(bulk, return_exceptions=True)
+
+    async def _bulk(self, value: Any) -> None:
+        while True:
+            await self._calls["leaf"].remote(value)
 
     async def streams(self, streams: int, count: int) -> Sample:
         return await load.item_streams(lambda: self._items.remote(count), streams, count, self._roles)

@@ -9,8 +9,10 @@ from typing import Any
 from bench.payloads import UNITS, format_size
 from bench.rounds import Effort
 
-TESTS = ("latency", "chain", "throughput", "in-flight", "streams", "paced")
+TESTS = ("latency", "own", "chain", "throughput", "in-flight", "streams", "paced", "mixed")
+QUICK_TESTS = ("latency", "chain", "throughput", "in-flight")
 STREAMS = (1, 32, 128)
+BULK = 100 * UNITS["MB"]  # of the calls that small ones are mixed with
 PACED_STREAMS, PACE = 32, 50.0  # streams; items per second of each
 
 QUICK = Effort(rounds=3, seconds=0.6)
@@ -54,3 +56,7 @@ def cells(tests: Sequence[str], kinds: Sequence[str], sizes: Sequence[int]) -> I
                 yield Cell("chain", kind, size)
             if "throughput" in tests:
                 yield Cell("throughput", kind, size, 10)
+            if "own" in tests and kind == "numpy":
+                yield Cell("own", kind, size)
+    if "mixed" in tests:
+        yield Cell("mixed", "numpy", BULK)

@@ -88,10 +88,12 @@ def measure(cell: Cell, seconds: float, child: Child, count: int) -> Sample:
     arguments: tuple[object, ...]
     if cell.test == "streams":
         method, arguments = "streams", (cell.in_flight, count)
+    elif cell.test == "mixed":
+        method, arguments = "mixed", (cell.kind, cell.size, seconds)
     elif cell.test == "paced":
         method, arguments = "paced_streams", (cell.in_flight, round(max(1.0, seconds) * PACE), PACE)
     else:
-        target = "middle" if cell.test == "chain" else "leaf"
+        target = {"chain": "middle", "own": "own"}.get(cell.test, "leaf")
         least = 2 if cell.in_flight > 1 else 5
         arguments = (target, cell.kind, cell.size, cell.in_flight, seconds, least)
     sample = child.ask(method, *arguments, timeout=ANSWER_S)
