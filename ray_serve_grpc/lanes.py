@@ -13,8 +13,8 @@ SHARE = 10
 def allowed() -> list[str]:
     """In the order in which they are tried. "shm" rides on "unix": it needs one to pass its descriptors."""
     lanes = config.settings().lanes
-    order = [lane for lane in ("shm", "unix", "tcp") if lane in lanes]
-    return order if "unix" in lanes else [lane for lane in order if lane != "shm"]
+    order = ("shm", "unix", "tcp") if "unix" in lanes else ("tcp",)
+    return [lane for lane in order if lane in lanes]
 
 
 def prepare() -> None:

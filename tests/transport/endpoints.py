@@ -73,6 +73,11 @@ async def endpoints(handler: Handler, lane: str, folder: Path, **options: Any) -
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+def socket_of(lane: str) -> str:
+    """The lane that carries a call's HTTP/2 on `lane`."""
+    return "tcp" if lane == "tcp" else "unix"
+
+
 async def admission(call: _native.Call) -> tuple[bool, int] | None:
     loop = asyncio.get_running_loop()
     future = loop.create_future()

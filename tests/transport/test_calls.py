@@ -10,7 +10,7 @@ import pytest
 
 from ray_serve_grpc import _native
 
-from .endpoints import admission, echo, endpoints, message, status
+from .endpoints import admission, echo, endpoints, message, socket_of, status
 
 
 @pytest.mark.parametrize("size", [0, 1, 4096, 4097, 65_536, 100_000, 1 << 20, (16 << 20) + 17, 40 << 20])
@@ -68,9 +68,11 @@ async def test_metadata_arrives_in_its_fields(lane, tmp_path):
     async with endpoints(handler, lane, tmp_path) as ends:
         call = ends.call(metadata=("id", "", "méthode"), extra=b"\x00extra", method=_native.METHOD_STREAMING_REJECTION)
         assert await status(call) == (_native.STATUS_OK, "")
-        assert (call.lane, call.sent) == ("tcp" if lane == "tcp" else "unix", True)
+        assert (call.lane, call.sent) == (socket_of(lane), True)
     strings = ("id", "", "méthode", "", "", "", "", "", "")
-    assert seen == [(_native.METHOD_STREAMING_REJECTION, _native.DIALECT_NATIVE, strings, b"\x00extra", "tcp" if lane == "tcp" else "unix")]
+    assert seen == [
+        (_native.METHOD_STREAMING_REJECTION, _native.DIALECT_NATIVE, strings, b"\x00extra", socket_of(lane))
+    ]
 
 
 async def test_admission_is_known_before_the_value(lane, tmp_path):

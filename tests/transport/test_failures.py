@@ -125,9 +125,7 @@ async def test_a_handler_is_told_that_its_caller_is_gone(lane, tmp_path):
 async def test_a_silent_peer_is_given_up_by_keepalive(tmp_path):
     """A listener that completes the handshake and then says nothing more."""
     async with endpoints(echo, "tcp", tmp_path) as ends, Relay(ends.server.port) as relay:
-        channel = _native.Channel(
-            [f"tcp:127.0.0.1:{relay.port}"], keepalive_interval=0.2, keepalive_timeout=0.5
-        )
+        channel = _native.Channel([f"tcp:127.0.0.1:{relay.port}"], keepalive_interval=0.2, keepalive_timeout=0.5)
         assert (await message(channel.call(0, (), b"", b"a", ())))[1] == b"a"
         relay.freeze()
         call = channel.call(0, (), b"", b"b", ())
@@ -185,7 +183,7 @@ async def test_a_closed_channel_refuses_calls(lane, tmp_path):
 
 
 async def test_an_unusable_argument_is_named():
-    with pytest.raises(ValueError, match="'nonsense'|\"nonsense\""):
+    with pytest.raises(ValueError, match="nonsense"):
         _native.Channel(["nonsense"])
     with pytest.raises(ValueError, match="connect_timeout"):
         _native.Channel([], connect_timeout=-1.0)
