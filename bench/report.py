@@ -119,6 +119,9 @@ def _about(content: Mapping[str, Any]) -> Iterator[str]:
     yield f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB, Linux {machine['kernel']}"
     yield f"- {names}"
     yield f"- commit {content['commit']}{', with changes' if content['changed'] else ''}, {content['started']}"
+    for mode, lanes in content.get("lanes", {}).items():
+        carried = (f"{sum(kinds.values()):,} by {lane}" for lane, kinds in lanes.items() if any(kinds.values()))
+        yield f"- calls of ours, {mode} mode: {', '.join(carried)}"
     yield f"- {options} each; {content['seconds']:.0f} s in all; {compare.disturbance(content)}"
 
 

@@ -80,10 +80,11 @@ class Caller:
         self._roles = roles
 
     async def status(self) -> dict[str, Any]:
-        """Of the plugin in this process."""
+        """Of the plugin in this process, and whether calls from here pass their arguments by Ray's references."""
         import ray_serve_grpc
 
-        return ray_serve_grpc.status()
+        options: Any = self._calls["leaf"].handle_options
+        return ray_serve_grpc.status() | {"by_reference": options._by_reference}
 
     async def calls(self, target: str, kind: str, size: int, in_flight: int, seconds: float, least: int) -> Sample:
         value = payloads.make(kind, size)

@@ -79,8 +79,8 @@ def connect_driver(folder: str, **options: Any) -> Iterator[None]:
 def prepare(variant: str, caller: Any) -> dict[str, list[int]]:
     """Sees that the variant is what it should be; tells the caller whose CPU time to count."""
     status = caller.status.remote().result()
-    if status["active"] != (variant == "native"):
-        raise RuntimeError(f"the plugin's state does not fit the variant {variant}: {status}")
+    if (status["active"], status["by_reference"]) != (variant == "native", variant == "actor"):
+        raise RuntimeError(f"what carries the calls does not fit the variant {variant}: {status}")
     replicas = caller.pids.remote().result()
     members = session_members(os.getpid())
     store = [pid for pid, name in members.items() if name == "raylet"]

@@ -13,7 +13,7 @@ from bench.results import Results
 from bench.rounds import Effort, alternate, items_for
 from bench.samples import Sample
 from bench.serve.plan import PACE, Cell
-from bench.serve.variants import environment
+from bench.serve.variants import NATIVE, environment
 
 ANSWER_S = 240.0
 
@@ -24,6 +24,14 @@ def run(results: Results, mode: str, variants: Sequence[str], cells: Sequence[Ce
     """Adds an entry per cell and variant to `results`."""
     with clusters(variants, mode, say) as running:
         measure_cells(results, {"mode": mode}, running, cells, effort, say)
+        note_lanes(results, mode, running)
+
+
+def note_lanes(results: Results, mode: str, running: Sequence[Child]) -> None:
+    """What carried the calls of our variant, as its caller's replica counted them."""
+    for child in running:
+        if child.name == NATIVE and child.alive:
+            results.about.setdefault("lanes", {})[mode] = child.ask("status", timeout=ANSWER_S)["calls"]
 
 
 def measure_cells(
