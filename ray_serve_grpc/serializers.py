@@ -270,8 +270,9 @@ def flat(value: Any) -> memoryview:
 def register(name: str, dumps: Callable[[Any], BytesLike], loads: Callable[[Any], Any]) -> None:
     """Makes `handle.options(request_serialization=name, response_serialization=name)` work.
 
-    Register in every process that calls or is called with it: at import time of the module
-    that defines the deployments is the place. It serves calls between processes that have the
+    Register in every process that calls or is called with it. A replica does not import the module
+    that defines its deployment (Serve sends the class by value), so register in a module of its own
+    and import that in the deployment's `__init__`. It serves calls between processes that have the
     plugin; others do not know the name.
 
     Args:
@@ -305,10 +306,10 @@ class RPCSerializer:
     @staticmethod
     def named(request: str, response: str) -> RPCSerializer:
         """The shared instance."""
-        try:
-            return _serializers[request, response]
-        except KeyError:
-            return _serializers.setdefault((request, response), RPCSerializer(request, response))
+        found = _serializers.get((request, response))
+        if found is None:
+            found = _serializers.setdefault((request, response), RPCSerializer(request, response))
+        return found
 
     def encode_request(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Encoded:
         """Raises:
@@ -390,7 +391,7 @@ def _loaded(name: str, setting: str) -> Codec:
         ) from None
     raise UnknownSerialization(
         f"{setting}={name!r} is not known in this process. Choose one of {', '.join(known)}, or register it "
-        "with `ray_serve_grpc.serializers.register` in a module that the caller and the replicas import."
+        "with `ray_serve_grpc.serializers.register`, in the caller's process and in the replicas'."
     )
 
 
