@@ -52,6 +52,9 @@ class Buffer:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+#: (certificate chain, private key, certificate authorities), each in PEM
+TLSCredentials: TypeAlias = tuple[bytes, bytes, bytes]
+
 #: (kind, body, buffers): the body is `bytes` when small, else a `Buffer`
 Message: TypeAlias = tuple[int, "bytes | Buffer", "tuple[Buffer, ...]"]
 
@@ -113,6 +116,7 @@ class Channel:
         *,
         identity: str = "",
         authorization: str | None = None,
+        tls: TLSCredentials | None = None,
         max_message_size: int = ...,
         connect_timeout: float = 5.0,
         keepalive_interval: float = 5.0,
@@ -122,6 +126,8 @@ class Channel:
         endpoints: tried in order, "unix:/path" or "tcp:host:port" (an IPv6 host in brackets).
         identity: what the peer's Handshake must name (the replica's actor id, hex); "" accepts any.
         authorization: value of the `authorization` header of every call. Never shown by `repr`.
+        tls: for the TCP endpoints: TLS 1.3, with this certificate shown to the server. The server's must be
+            signed by one of the authorities and name the host of the endpoint. A Unix-domain socket stays plain.
         max_message_size: bytes; a larger message from the peer ends its call with RESOURCE_EXHAUSTED.
         """
     def dialect(self) -> int | None:
@@ -222,6 +228,8 @@ class Server:
         unix_path: str | None = None,
         identity: str = "",
         authorization: str | None = None,
+        tls: TLSCredentials | None = None,
+        on_notice: Callable[[str], object] | None = None,
         max_message_size: int = ...,
         version: str = "",
     ) -> None:
@@ -231,9 +239,15 @@ class Server:
             host: address to bind; ":: " style IPv6 without brackets.
             identity: what `Handshake` answers (the replica's actor id, hex).
             authorization: every call must carry this `authorization` header, compared in constant time
-                before its body is read; None lets everybody in.
+                before its body is read; None lets everybody in. A connection without such a call is read for
+                256 KiB and 10 s at most.
+            tls: for TCP: TLS 1.3 only. Callers must show a certificate that one of the authorities has signed;
+                with b"" for these, anybody may call.
+            on_notice: runs from `bridge.drain()` with a text for the log: refused calls and handshakes,
+                counted and thinned out to one of a kind in 30 s.
         Raises:
             OSError: the address or the path cannot be bound.
+            ValueError: `tls` cannot be used; the text does not show it.
         """
     @property
     def port(self) -> int: ...

@@ -73,6 +73,7 @@ def _channel(actor_id: bytes, endpoints: Sequence[str]) -> Channel:
         endpoints,
         identity=actor_id.hex(),
         authorization=adapter.authorization(),
+        tls=adapter.tls_credentials() if adapter.channel_is_encrypted() else None,
         max_message_size=settings.max_message_size,
         connect_timeout=settings.connect_timeout,
         keepalive_interval=settings.keepalive_interval,

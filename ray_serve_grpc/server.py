@@ -68,19 +68,28 @@ class ReplicaServer:
     """Serves `InterDeploymentService` and Ray's own `ASGIService` for one replica."""
 
     def __init__(
-        self, replica: Replica, *, host: str, unix_path: str | None, identity: str, authorization: str | None
+        self,
+        replica: Replica,
+        *,
+        host: str,
+        unix_path: str | None,
+        identity: str,
+        authorization: str | None,
+        tls: tuple[bytes, bytes, bytes] | None = None,
     ) -> None:
         """Args:
         host: address of this node; the port is chosen when the server starts.
         unix_path: where callers on this node find the replica.
         identity: the replica's actor id in hex.
         authorization: the header that every call must carry.
+        tls: certificate chain, private key and certificate authorities for TCP, each in PEM.
         """
         self._replica = replica
         self._host = host
         self._unix_path = unix_path
         self._identity = identity
         self._authorization = authorization
+        self._tls = tls
         self._limit = adapter.max_message_size()
         self._threads = adapter.user_code_has_its_own_thread(replica)
         self._server: _native.Server | None = None
@@ -104,6 +113,8 @@ class ReplicaServer:
             unix_path=self._unix_path,
             identity=self._identity,
             authorization=self._authorization,
+            tls=self._tls,
+            on_notice=self._on_notice,
             max_message_size=self._limit,
         )
         return self._server.port
@@ -123,6 +134,9 @@ class ReplicaServer:
     def __repr__(self) -> str:
         state = "not serving" if self._server is None else f"port {self._server.port}, socket {self._server.unix_path}"
         return f"<ReplicaServer of {self._identity}: {state}>"
+
+    def _on_notice(self, text: str) -> None:
+        logger.warning("Port %s: %s", self._server.port if self._server else "closed", text)
 
     def _on_call(self, call: ServerCall) -> None:
         task = self._context.copy().run(self._loop.create_task, self._serve(call))

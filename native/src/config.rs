@@ -1,6 +1,6 @@
 //! Settings of both ends, and the HTTP/2 figures behind them.
 
-use crate::lane::Endpoint;
+use crate::lane::{Endpoint, tls};
 use http::HeaderValue;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub const MAX_HEADER_LIST_SIZE: u32 = 64 << 10;
 /// has shown its token.
 pub const MAX_PENDING_RESETS: usize = 16_384;
 
-/// Time that a peer has to complete its HTTP/2 preface or its Handshake.
+/// Time that a peer has for TLS, for its HTTP/2 preface, for its Handshake, and for its first call with the token.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -31,6 +31,8 @@ pub struct ChannelConfig {
     pub identity: String,
     /// Value of every call's `authorization` header.
     pub authorization: Option<HeaderValue>,
+    /// For the TCP endpoints.
+    pub tls: Option<tls::Connector>,
     pub max_message_size: usize,
     pub connect_timeout: Duration,
     /// A ping is sent this long after the last one was answered.
@@ -44,5 +46,7 @@ pub struct ServerConfig {
     pub identity: String,
     pub version: String,
     pub authorization: Option<HeaderValue>,
+    /// For TCP.
+    pub tls: Option<tls::Acceptor>,
     pub max_message_size: usize,
 }

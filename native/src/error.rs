@@ -1,5 +1,6 @@
 //! How a call ended.
 
+use crate::lane::tls;
 use crate::wire::WireError;
 use std::fmt;
 
@@ -64,6 +65,9 @@ impl From<WireError> for Status {
 
 impl From<h2::Error> for Status {
     fn from(error: h2::Error) -> Self {
+        if error.get_io().is_some_and(tls::is_refusal) {
+            return Status::new(Code::UNAUTHENTICATED, format!("TLS: {error}"));
+        }
         match error.reason() {
             Some(h2::Reason::CANCEL) => Status::new(Code::CANCELLED, "the peer cancelled the call"),
             Some(reason) if error.is_reset() && reason != h2::Reason::REFUSED_STREAM => {

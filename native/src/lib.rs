@@ -5,6 +5,7 @@
 //! - `lane`: what bytes travel on: TCP, Unix-domain sockets; `lane::sys` owns the memory (unsafe)
 //! - `call`, `client`: a call as its maker sees it; a channel, its connection, its exchanges
 //! - `server`: accepts, hands requests to a handler, answers, drains
+//! - `security`: tokens, strangers, notices; TLS is in `lane::tls`
 //! - `service`: the methods and the two dialects
 //! - `proto`: generated from protos/inter_deployment.proto
 //! - `signal`, `runtime`, `config`, `error`, `metrics`: what the others share
@@ -17,6 +18,7 @@ pub mod error;
 pub mod lane;
 pub mod metrics;
 pub mod runtime;
+pub mod security;
 pub mod server;
 pub mod service;
 pub mod signal;

@@ -70,6 +70,8 @@ counters! {
     server_connections,
     /// Calls whose `authorization` was missing or wrong.
     server_unauthenticated,
+    /// Connections that TLS, or the check of a Unix-domain socket's user, refused.
+    server_handshake_failures,
     /// Messages whose buffers went through shared memory, and their bytes.
     shm_messages_sent,
     shm_bytes_sent,

@@ -20,7 +20,6 @@ logger = logging.getLogger(config.LOGGER_NAME)
 
 ACTIVE = ""
 SWITCHED_OFF = "switched off by RAY_SERVE_GRPC_NATIVE=0"
-TLS = "RAY_USE_TLS is on, which the plugin does not serve yet"
 
 #: part -> what it means when its patch does not fit this Ray
 CONSEQUENCES = {
@@ -89,11 +88,6 @@ def warn(text: str, *, cause: str) -> None:
         logger.warning("ray_serve_grpc: %s", text)
 
 
-def tls_enabled() -> bool:
-    """Whether Ray would encrypt the replicas' port, read the way Ray reads it."""
-    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
-
-
 def report() -> tuple[bool, str]:
     """(active, reason): whether by-value calls from this process take the plugin's transport, and why not."""
     client = outcomes.get("client")
@@ -108,8 +102,6 @@ def report() -> tuple[bool, str]:
         if hook.armed():
             return False, "waits for ray.serve to be imported"
         return False, "not installed in this process: call ray_serve_grpc.install()"
-    if client == ACTIVE and tls_enabled():
-        return False, TLS
     others = [f"{part}: {reason}" for part, reason in outcomes.items() if reason != ACTIVE and part != "client"]
     return client == ACTIVE, client or "; ".join(others)
 

@@ -17,10 +17,9 @@ import socket
 import stat
 from collections.abc import Callable, MutableMapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ray_serve_grpc import config
-from ray_serve_grpc.seam.activation import tls_enabled
 from ray_serve_grpc.seam.metadata import MetadataCodec
 from ray_serve_grpc.seam.probe import Mismatch
 
@@ -38,6 +37,7 @@ __all__ = [
     "RequestCancelledError",
     "authorization",
     "caller_is_http_proxy",
+    "channel_is_encrypted",
     "in_ray_client",
     "inject_trace_context",
     "max_message_size",
@@ -48,7 +48,7 @@ __all__ = [
     "replica_endpoints",
     "server_authorization",
     "server_binding",
-    "tls_enabled",
+    "tls_credentials",
     "track_in_flight",
     "user_code_has_its_own_thread",
 ]
@@ -232,6 +232,28 @@ def server_authorization() -> str | None:
     if token is None:
         raise Mismatch("token authentication is on, but this process has no token")
     return token
+
+
+def channel_is_encrypted() -> bool:
+    """Whether Ray's own channel to a replica would use TLS: with `RAY_USE_TLS`, read the way Ray reads it.
+
+    Before 2.58 Ray left this port in plain text whatever the setting, and so do peers without the plugin.
+    """
+    if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
+        return False
+    return hasattr(importlib.import_module("ray.serve._private.request_router.replica_wrapper"), "init_grpc_channel")
+
+
+def tls_credentials() -> tuple[bytes, bytes, bytes]:
+    """(certificate chain, private key, certificate authorities) from the files that Ray's settings name.
+
+    Read anew each time: a rotated certificate counts for every replica and channel from then on.
+
+    Raises:
+        RuntimeError: a setting is missing; the text names them.
+        OSError: a file cannot be read.
+    """
+    return cast("tuple[bytes, bytes, bytes]", importlib.import_module("ray._common.tls_utils").load_certs_from_env())
 
 
 def _host_to_bind(node_ip: str) -> str:

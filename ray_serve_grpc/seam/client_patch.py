@@ -81,9 +81,6 @@ def opened(replica: Any) -> Any:
     if info.is_cross_language or adapter.in_ray_client():
         # Neither can be reached by gRPC from here; actor calls carry values as well.
         return replica._actor_replica_wrapper
-    if adapter.tls_enabled():
-        activation.warn(activation.TLS, cause=activation.TLS)
-        return None
     actor_id = replica._actor_handle._actor_id
     endpoints = adapter.replica_endpoints(info, actor_id)
     if not endpoints:

@@ -8,7 +8,7 @@ stops it (from 2.57) in its graceful shutdown. None of these bodies is replaced:
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from functools import partial, wraps
 from types import ModuleType
 from typing import Any
 
@@ -45,9 +45,7 @@ def constructing(original: Callable[..., None]) -> Callable[..., None]:
         original(self, *args, **kwargs)
         stock = self._server
         missing = [name for name in SERVER_METHODS if not hasattr(stock, name)]
-        if activation.tls_enabled():
-            activation.warn(activation.TLS, cause=activation.TLS)
-        elif missing:
+        if missing:
             activation.warn(f"Ray's server has no {', '.join(missing)}: it stays in place", cause="server methods")
         else:
             self._server = ReplicaPort(self, stock)
@@ -64,29 +62,32 @@ class ReplicaPort:
     def __init__(self, replica: Any, stock: Any) -> None:
         self._replica = replica
         self._stock = stock
-        self._address: str | None = None
+        #: binds the port of Ray's own server, should ours not start; as encrypted as Ray asked for
+        self._bind_stock: Callable[[], int] | None = None
+        self._encrypted = False
         self._server: Any = None
 
     def add_insecure_port(self, address: str) -> int:
-        self._address = address
+        self._bind_stock = partial(self._stock.add_insecure_port, address)
         return UNBOUND
 
     def add_secure_port(self, address: str, credentials: Any) -> int:
-        """TLS after all: Ray's own server does it."""
-        self._address = None
-        port: int = self._stock.add_secure_port(address, credentials)
-        return port
+        """Ray does so with `RAY_USE_TLS`, from 2.58 on; ours reads the same certificates."""
+        self._bind_stock = partial(self._stock.add_secure_port, address, credentials)
+        self._encrypted = True
+        return UNBOUND
 
     async def start(self) -> None:
-        if self._address is not None:
+        if self._bind_stock is not None:
             try:
-                self._server, port = await serving(self._replica)
+                self._server, port = await serving(self._replica, encrypted=self._encrypted)
                 self._stock = None
             except Exception as error:
                 activation.stay("replica", repr(error), "this replica serves with Ray's own transport")
-                port = self._stock.add_insecure_port(self._address)
+                port = self._bind_stock()
             # Ray publishes what it finds here once the replica is initialized.
             self._replica._internal_grpc_port = port
+            self._bind_stock = None
         if self._stock is not None:
             await self._stock.start()
 
@@ -104,11 +105,12 @@ class ReplicaPort:
         return f"<ReplicaPort {self._server or self._stock!r}>"
 
 
-async def serving(replica: Any) -> tuple[Any, int]:
+async def serving(replica: Any, *, encrypted: bool) -> tuple[Any, int]:
     """The started server of `replica` and its TCP port.
 
     Raises:
-        OSError: nothing could be bound.
+        OSError: nothing could be bound, or a certificate cannot be read.
+        ValueError: a certificate or its key cannot be used.
     """
     import ray
 
@@ -123,5 +125,6 @@ async def serving(replica: Any) -> tuple[Any, int]:
         unix_path=unix_path,
         identity=identity,
         authorization=adapter.server_authorization(),
+        tls=adapter.tls_credentials() if encrypted else None,
     )
     return server, await server.start()

@@ -116,6 +116,16 @@ async def written(call: _native.ServerCall) -> None:
     await future
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """For what the I/O thread does without telling this loop."""
+
+    async def poll() -> None:
+        while not condition():  # noqa: ASYNC110 - nobody sets an event
+            await asyncio.sleep(0.01)
+
+    await asyncio.wait_for(poll(), PATIENCE)
+
+
 async def echo(call: _native.ServerCall) -> None:
     call.admit(True, 1)
     call.send(_native.KIND_VALUE, call.body, call.buffers)

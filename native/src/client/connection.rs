@@ -4,7 +4,7 @@ use crate::config::{self, ChannelConfig};
 use crate::error::{Code, Status};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{Endpoint, Lane, Socket, segment};
+use crate::lane::{Endpoint, Lane, Socket, segment, tls};
 use crate::metrics::COUNTERS;
 use crate::proto::{HandshakeRequest, HandshakeResponse};
 use crate::service::{self, Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
@@ -58,15 +58,21 @@ pub async fn establish(config: &ChannelConfig) -> Result<Connection, Status> {
 
 async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connection, Status> {
     let failed = |what: String| Status::unavailable(format!("cannot connect to {endpoint}: {what}"));
-    let socket = match timeout(config.connect_timeout, endpoint.connect()).await {
+    let socket = match timeout(config.connect_timeout, endpoint.connect(config.tls.as_ref())).await {
         Ok(Ok(socket)) => socket,
+        Ok(Err(error)) if tls::is_refusal(&error) => {
+            return Err(Status::new(Code::UNAUTHENTICATED, failed(error.to_string()).detail));
+        }
         Ok(Err(error)) => return Err(failed(error.to_string())),
         Err(_) => return Err(failed(format!("no answer within {:?}", config.connect_timeout))),
     };
     let lane = socket.lane();
     let (sender, mut connection) = match timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await {
         Ok(Ok(pair)) => pair,
-        Ok(Err(error)) => return Err(failed(format!("HTTP/2: {error}"))),
+        Ok(Err(error)) => {
+            let status = Status::from(error);
+            return Err(Status::new(status.code, failed(format!("HTTP/2: {}", status.detail)).detail));
+        }
         Err(_) => return Err(failed("HTTP/2: no answer to the preface".into())),
     };
     let ping_pong = connection.ping_pong();

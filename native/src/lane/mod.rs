@@ -1,12 +1,16 @@
 //! Lanes: what bytes travel on between two processes.
 
+mod certificate;
 pub mod exchange;
 pub mod fds;
+mod gate;
 pub mod placement;
 pub mod segment;
 pub mod sys;
+pub mod tls;
 mod unix;
 
+pub use gate::Gate;
 pub use unix::{UnixPath, bind as bind_unix};
 
 use std::fmt;
@@ -15,9 +19,11 @@ use std::io::IoSlice;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio_rustls::TlsStream;
 
 /// Kernel buffers of a Unix-domain socket, bytes: a 1 MB message in one writev instead of five.
 const UNIX_SOCKET_BUFFER: usize = 4 << 20;
@@ -66,9 +72,17 @@ impl fmt::Display for Endpoint {
 }
 
 impl Endpoint {
-    pub async fn connect(&self) -> io::Result<Socket> {
+    /// `tls` holds for TCP; a Unix-domain socket does not leave the node, and its peer is of this user.
+    pub async fn connect(&self, tls: Option<&tls::Connector>) -> io::Result<Socket> {
         match self {
-            Endpoint::Tcp(address) => Socket::tcp(TcpStream::connect(address.as_str()).await?),
+            Endpoint::Tcp(address) => {
+                let stream = TcpStream::connect(address.as_str()).await?;
+                stream.set_nodelay(true)?;
+                Ok(Socket::new(match tls {
+                    None => Stream::Tcp(stream),
+                    Some(tls) => Stream::Tls(Box::new(tls.connect(address, stream).await?)),
+                }))
+            }
             Endpoint::Unix(path) => Socket::unix(UnixStream::connect(path).await?),
         }
     }
@@ -82,25 +96,72 @@ pub enum Listener {
 }
 
 impl Listener {
-    pub async fn accept(&self) -> io::Result<Socket> {
+    pub async fn accept(&self) -> io::Result<Accepted> {
+        Ok(match self {
+            Listener::Tcp(listener) => Accepted::Tcp(listener.accept().await?.0),
+            Listener::Unix(listener) => Accepted::Unix(listener.accept().await?.0),
+        })
+    }
+}
+
+/// A connection as it was accepted: nothing is known of its peer yet.
+#[derive(Debug)]
+pub enum Accepted {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Accepted {
+    pub fn lane(&self) -> Lane {
         match self {
-            Listener::Tcp(listener) => Socket::tcp(listener.accept().await?.0),
-            Listener::Unix(listener) => Socket::unix(listener.accept().await?.0),
+            Accepted::Tcp(_) => Lane::Tcp,
+            Accepted::Unix(_) => Lane::Unix,
+        }
+    }
+
+    /// For logs.
+    pub fn peer(&self) -> String {
+        match self {
+            Accepted::Tcp(stream) => stream.peer_addr().map_or("tcp".into(), |address| format!("tcp:{address}")),
+            Accepted::Unix(stream) => match stream.peer_cred().ok().and_then(|credentials| credentials.pid()) {
+                Some(pid) => format!("unix:pid {pid}"),
+                None => "unix".into(),
+            },
+        }
+    }
+
+    /// The socket behind the lane's own checks: TLS where it is on, the peer's user.
+    pub async fn secured(self, tls: Option<&tls::Acceptor>) -> io::Result<Socket> {
+        match self {
+            Accepted::Tcp(stream) => {
+                stream.set_nodelay(true)?;
+                Ok(Socket::new(match tls {
+                    None => Stream::Tcp(stream),
+                    Some(tls) => Stream::Tls(Box::new(tls.accept(stream).await?)),
+                }))
+            }
+            Accepted::Unix(stream) => Socket::unix(stream),
         }
     }
 }
 
 /// A connected byte stream of any lane.
 #[derive(Debug)]
-pub enum Socket {
+pub struct Socket {
+    stream: Stream,
+    gate: Option<Arc<Gate>>,
+}
+
+#[derive(Debug)]
+enum Stream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
     Unix(UnixStream),
 }
 
 impl Socket {
-    pub fn tcp(stream: TcpStream) -> io::Result<Socket> {
-        stream.set_nodelay(true)?;
-        Ok(Socket::Tcp(stream))
+    fn new(stream: Stream) -> Socket {
+        Socket { stream, gate: None }
     }
 
     /// Refuses a peer that runs as another user (root excepted).
@@ -108,41 +169,75 @@ impl Socket {
         unix::require_own_user(&stream)?;
         rustix::net::sockopt::set_socket_send_buffer_size(&stream, UNIX_SOCKET_BUFFER)?;
         rustix::net::sockopt::set_socket_recv_buffer_size(&stream, UNIX_SOCKET_BUFFER)?;
-        Ok(Socket::Unix(stream))
+        Ok(Socket::new(Stream::Unix(stream)))
+    }
+
+    /// What is read from here on comes through `gate`.
+    pub fn gated(self, gate: Option<Arc<Gate>>) -> Socket {
+        Socket { gate, ..self }
     }
 
     pub fn lane(&self) -> Lane {
-        match self {
-            Socket::Tcp(_) => Lane::Tcp,
-            Socket::Unix(_) => Lane::Unix,
-        }
-    }
-
-    pub fn peer(&self) -> String {
-        match self {
-            Socket::Tcp(stream) => stream.peer_addr().map_or_else(|_| "tcp".into(), |address| format!("tcp:{address}")),
-            Socket::Unix(stream) => match stream.peer_cred().ok().and_then(|credentials| credentials.pid()) {
-                Some(pid) => format!("unix:pid {pid}"),
-                None => "unix".into(),
-            },
+        match self.stream {
+            Stream::Tcp(_) | Stream::Tls(_) => Lane::Tcp,
+            Stream::Unix(_) => Lane::Unix,
         }
     }
 }
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Socket::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        let Socket { stream, gate } = self.get_mut();
+        match gate {
+            Some(gate) if !gate.is_open() => gate.poll_read(cx, buf, |cx, buf| Pin::new(stream).poll_read(cx, buf)),
+            _ => Pin::new(stream).poll_read(cx, buf),
         }
     }
 }
 
 impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
+    }
+
+    // Without it h2 flattens every frame into its own buffer first.
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Socket::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
+            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
         }
     }
 
@@ -152,27 +247,25 @@ impl AsyncWrite for Socket {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Socket::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
         }
-    }
-
-    // Without it h2 flattens every frame into its own buffer first.
-    fn is_write_vectored(&self) -> bool {
-        true
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Socket::Unix(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
-            Socket::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Socket::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

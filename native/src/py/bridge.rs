@@ -29,6 +29,7 @@ enum Watched {
 enum Ready {
     Token(usize),
     Incoming(Arc<CallHandler>, Arc<ServerCall>),
+    Notice(Arc<CallHandler>, String),
 }
 
 pub struct Inner {
@@ -52,6 +53,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Inner {
     pub fn push_incoming(&self, handler: Arc<CallHandler>, call: Arc<ServerCall>) {
         self.push(Ready::Incoming(handler, call));
+    }
+
+    pub fn push_notice(&self, handler: Arc<CallHandler>, text: String) {
+        self.push(Ready::Notice(handler, text));
     }
 
     fn push(&self, ready: Ready) {
@@ -143,6 +148,7 @@ impl Bridge {
                     }
                 }
                 Ready::Incoming(handler, call) => handler.handle(py, call),
+                Ready::Notice(handler, text) => handler.tell(py, &text),
             }
         }
         let forgotten = std::mem::take(&mut *lock(&self.inner.forgotten));

@@ -6,6 +6,7 @@ use crate::call::CallState;
 use crate::client::{self, Message, Request};
 use crate::config::{ChannelConfig, DEFAULT_MAX_MESSAGE_SIZE};
 use crate::error::{Code, Status};
+use crate::lane::tls::Connector;
 use crate::lane::{Endpoint, Lane};
 use crate::runtime::PerProcess;
 use crate::service::Method;
@@ -50,13 +51,16 @@ fn seconds(name: &str, value: f64) -> PyResult<Duration> {
 impl Channel {
     #[new]
     #[pyo3(signature = (
-        endpoints, *, identity = String::new(), authorization = None, max_message_size = DEFAULT_MAX_MESSAGE_SIZE,
-        connect_timeout = 5.0, keepalive_interval = 5.0, keepalive_timeout = 10.0
+        endpoints, *, identity = String::new(), authorization = None, tls = None,
+        max_message_size = DEFAULT_MAX_MESSAGE_SIZE, connect_timeout = 5.0, keepalive_interval = 5.0,
+        keepalive_timeout = 10.0
     ))]
+    #[allow(clippy::too_many_arguments)] // keyword arguments in Python
     fn new(
         endpoints: Vec<String>,
         identity: String,
         authorization: Option<&str>,
+        tls: Option<super::TlsFiles>,
         max_message_size: usize,
         connect_timeout: f64,
         keepalive_interval: f64,
@@ -67,6 +71,7 @@ impl Channel {
             endpoints: parsed.map_err(PyValueError::new_err)?,
             identity,
             authorization: header_value(authorization)?,
+            tls: super::tls_of(tls, Connector::new)?,
             max_message_size,
             connect_timeout: seconds("connect_timeout", connect_timeout)?,
             keepalive_interval: seconds("keepalive_interval", keepalive_interval)?,

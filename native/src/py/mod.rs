@@ -8,6 +8,7 @@ mod server;
 
 use crate::error::Code;
 use crate::lane::segment;
+use crate::lane::tls::{CredentialsError, Pem};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
@@ -27,6 +28,19 @@ pub fn dialect_number(dialect: Dialect) -> u32 {
 
 pub fn method_of(index: usize) -> PyResult<Method> {
     Method::from_index(index).ok_or_else(|| PyValueError::new_err(format!("method {index} is not one of METHOD_*")))
+}
+
+/// (certificate chain, private key, certificate authorities), each in PEM.
+pub type TlsFiles = (Vec<u8>, Vec<u8>, Vec<u8>);
+
+pub fn tls_of<T>(
+    files: Option<TlsFiles>,
+    make: impl FnOnce(&Pem<'_>) -> Result<T, CredentialsError>,
+) -> PyResult<Option<T>> {
+    let Some((certificate, key, authorities)) = files else { return Ok(None) };
+    make(&Pem { certificate: &certificate, key: &key, authorities: &authorities })
+        .map(Some)
+        .map_err(|error| PyValueError::new_err(format!("tls: {error}")))
 }
 
 pub fn counters_dict(

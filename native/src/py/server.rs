@@ -7,6 +7,7 @@ use super::bridge::{self, Bridge};
 use super::memory;
 use crate::config::{DEFAULT_MAX_MESSAGE_SIZE, ServerConfig};
 use crate::error::{Code, Status};
+use crate::lane::tls::Acceptor;
 use crate::runtime;
 use crate::server;
 use crate::service::Dialect;
@@ -18,9 +19,10 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Python's `on_call`, reached through the bridge of its loop.
+/// Python's `on_call` and `on_notice`, reached through the bridge of its loop.
 pub struct CallHandler {
     on_call: Py<PyAny>,
+    on_notice: Option<Py<PyAny>>,
 }
 
 impl CallHandler {
@@ -30,6 +32,13 @@ impl CallHandler {
             .and_then(|call| self.on_call.call1(py, (call,)));
         if let Err(error) = handled {
             error.write_unraisable(py, Some(self.on_call.bind(py)));
+        }
+    }
+
+    pub fn tell(&self, py: Python<'_>, notice: &str) {
+        let Some(on_notice) = &self.on_notice else { return };
+        if let Err(error) = on_notice.call1(py, (notice,)) {
+            error.write_unraisable(py, Some(on_notice.bind(py)));
         }
     }
 }
@@ -42,6 +51,10 @@ struct ToBridge {
 impl server::Handler for ToBridge {
     fn incoming(&self, call: Arc<server::ServerCall>) {
         self.bridge.push_incoming(Arc::clone(&self.handler), call);
+    }
+
+    fn notice(&self, text: String) {
+        self.bridge.push_notice(Arc::clone(&self.handler), text);
     }
 }
 
@@ -57,7 +70,7 @@ impl Server {
     #[new]
     #[pyo3(signature = (
         bridge, on_call, *, host, port = 0, unix_path = None, identity = String::new(), authorization = None,
-        max_message_size = DEFAULT_MAX_MESSAGE_SIZE, version = String::new()
+        tls = None, on_notice = None, max_message_size = DEFAULT_MAX_MESSAGE_SIZE, version = String::new()
     ))]
     #[allow(clippy::too_many_arguments)] // keyword arguments in Python
     fn new(
@@ -68,6 +81,8 @@ impl Server {
         unix_path: Option<PathBuf>,
         identity: String,
         authorization: Option<&str>,
+        tls: Option<super::TlsFiles>,
+        on_notice: Option<Py<PyAny>>,
         max_message_size: usize,
         version: String,
     ) -> PyResult<Self> {
@@ -75,9 +90,11 @@ impl Server {
             identity,
             version,
             authorization: super::client::header_value(authorization)?,
+            tls: super::tls_of(tls, Acceptor::new)?,
             max_message_size,
         };
-        let handler = ToBridge { handler: Arc::new(CallHandler { on_call }), bridge: Arc::clone(bridge.inner()) };
+        let handler =
+            ToBridge { handler: Arc::new(CallHandler { on_call, on_notice }), bridge: Arc::clone(bridge.inner()) };
         let server = server::Server::bind(host, port, unix_path.as_deref(), config, Box::new(handler))?;
         Ok(Server { server, generation: runtime::generation() })
     }

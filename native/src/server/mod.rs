@@ -10,9 +10,10 @@ pub use call::ServerCall;
 use crate::config::{self, ServerConfig};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{self, Lane, Listener, Socket, UnixPath, segment};
+use crate::lane::{self, Accepted, Lane, Listener, Socket, UnixPath, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
+use crate::security::{Event, Notices, Stranger, Strangers};
 use crate::signal::Waiter;
 use crate::wire::FrameBuf;
 use std::collections::HashMap;
@@ -29,6 +30,9 @@ use tokio::time::timeout;
 /// Takes the calls that came in. Runs on the I/O thread: it must only pass them on.
 pub trait Handler: Send + Sync + 'static {
     fn incoming(&self, call: Arc<ServerCall>);
+
+    /// Something that an operator should know. Comes at a bounded rate.
+    fn notice(&self, text: String);
 }
 
 /// How long a peer may be silent before it is pinged, and then before it is taken for dead.
@@ -60,6 +64,8 @@ struct Shared {
     small: small::Services,
     /// Side sockets whose HTTP/2 connection has not named them yet.
     unclaimed: Mutex<HashMap<Nonce, Arc<Exchange>>>,
+    strangers: Arc<Strangers>,
+    notices: Notices,
     connections: AtomicUsize,
     calls: AtomicUsize,
     /// Told whenever a connection ended.
@@ -90,6 +96,8 @@ impl Server {
             handler,
             unclaimed: Mutex::default(),
             phase: watch::channel(Phase::Serving).0,
+            strangers: Arc::default(),
+            notices: Notices::default(),
             connections: AtomicUsize::new(0),
             calls: AtomicUsize::new(0),
             connection_ended: Notify::new(),
@@ -172,6 +180,12 @@ impl Shared {
         self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&nonce)
     }
 
+    fn notice(&self, event: Event, detail: impl FnOnce() -> String) {
+        if let Some(text) = self.notices.note(event, detail) {
+            self.handler.notice(text);
+        }
+    }
+
     async fn all_connections_ended(&self) {
         loop {
             let ended = self.connection_ended.notified();
@@ -191,18 +205,18 @@ async fn accept_all(listener: Listener, shared: Arc<Shared>) {
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(socket) => {
+            Ok(accepted) => {
                 COUNTERS.server_connections.increment();
                 shared.connections.fetch_add(1, Ordering::AcqRel);
                 let shared = Arc::clone(&shared);
                 tokio::spawn(async move {
-                    serve_connection(socket, &shared).await;
+                    serve_connection(accepted, &shared).await;
                     shared.connections.fetch_sub(1, Ordering::AcqRel);
                     shared.connection_ended.notify_waiters();
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be accepted");
+                shared.notice(Event::NotAccepted, || error.to_string());
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
             }
         }
@@ -235,7 +249,25 @@ async fn accept_side(listener: UnixListener, shared: Arc<Shared>) {
 struct Connection {
     lane: Lane,
     peer: Arc<str>,
+    /// None where no token is asked for.
+    stranger: Option<Stranger>,
     exchange: OnceLock<Arc<Exchange>>,
+}
+
+impl Connection {
+    /// Its peer has shown the token.
+    fn trust(&self) {
+        if let Some(stranger) = &self.stranger {
+            stranger.trust();
+        }
+    }
+
+    async fn overstayed(&self) {
+        match &self.stranger {
+            Some(stranger) => stranger.overstayed(config::HANDSHAKE_TIMEOUT).await,
+            None => std::future::pending().await,
+        }
+    }
 }
 
 impl Drop for Connection {
@@ -246,11 +278,19 @@ impl Drop for Connection {
     }
 }
 
-async fn serve_connection(socket: Socket, shared: &Arc<Shared>) {
-    let state = Arc::new(Connection { lane: socket.lane(), peer: socket.peer().into(), exchange: OnceLock::new() });
-    let Ok(Ok(mut connection)) = timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await else {
-        return;
+async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
+    let state = Arc::new(Connection {
+        lane: accepted.lane(),
+        peer: accepted.peer().into(),
+        stranger: shared.config.authorization.is_some().then(|| shared.strangers.arrived()),
+        exchange: OnceLock::new(),
+    });
+    let connection = tokio::select! {
+        connection = timeout(config::HANDSHAKE_TIMEOUT, open(accepted, shared, &state)) => connection,
+        () = state.overstayed() => return,
     };
+    let Ok(Some(mut connection)) = connection else { return };
+    let mut overstayed = std::pin::pin!(state.overstayed());
     let mut phase = shared.phase.subscribe();
     let mut draining = false;
     let mut keepalive = std::pin::pin!(keep_alive(connection.ping_pong()));
@@ -269,8 +309,27 @@ async fn serve_connection(socket: Socket, shared: &Arc<Shared>) {
                 connection.graceful_shutdown();
             }
             () = &mut keepalive => return,
+            () = &mut overstayed => return,
         }
     }
+}
+
+/// TLS where it is on, then HTTP/2.
+async fn open(
+    accepted: Accepted,
+    shared: &Shared,
+    state: &Connection,
+) -> Option<h2::server::Connection<Socket, FrameBuf>> {
+    let socket = match accepted.secured(shared.config.tls.as_ref()).await {
+        Ok(socket) => socket,
+        Err(error) => {
+            COUNTERS.server_handshake_failures.increment();
+            shared.notice(Event::TlsFailed, || format!("{}: {error}", state.peer));
+            return None;
+        }
+    };
+    let gate = state.stranger.as_ref().map(|stranger| Arc::clone(stranger.gate()));
+    http2(socket.gated(gate)).await.ok()
 }
 
 /// The phase after the present one, once it has come.

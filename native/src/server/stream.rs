@@ -7,6 +7,7 @@ use crate::lane::exchange::Grants;
 use crate::lane::fds::Nonce;
 use crate::lane::{self, Lane, placement};
 use crate::metrics::COUNTERS;
+use crate::security::{self, Event};
 use crate::server::call::{Batch, Item};
 use crate::service::{self, Dialect, HANDSHAKE_PATH, Method, NONCE_HEADER};
 use crate::wire::{self, Envelope, FrameBuf, MessageReader, WireError};
@@ -18,7 +19,6 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use subtle::ConstantTimeEq;
 
 pub async fn serve(
     shared: &Arc<Shared>,
@@ -26,9 +26,12 @@ pub async fn serve(
     mut request: http::Request<RecvStream>,
     mut respond: SendResponse<FrameBuf>,
 ) {
-    let admitted =
-        require_authorization(&shared.config, request.headers()).and_then(|()| require_grpc(request.headers()));
-    if let Err(status) = admitted {
+    if let Err(status) = security::require_authorization(&shared.config, request.headers()) {
+        shared.notice(Event::Unauthenticated, || connection.peer.to_string());
+        return refuse(&mut respond, &status);
+    }
+    connection.trust();
+    if let Err(status) = require_grpc(request.headers()) {
         return refuse(&mut respond, &status);
     }
     let Some((dialect, method)) = Method::of_path(request.uri().path()) else {
@@ -73,17 +76,6 @@ fn claim_exchange(shared: &Shared, connection: &Connection, request: &http::Requ
         Some(exchange) => connection.exchange.set(exchange).is_ok(),
         None => false,
     }
-}
-
-/// Compares in constant time, before anything of the body is read.
-fn require_authorization(config: &ServerConfig, headers: &HeaderMap) -> Result<(), Status> {
-    let Some(expected) = &config.authorization else { return Ok(()) };
-    let given = headers.get(header::AUTHORIZATION).map_or(&[][..], HeaderValue::as_bytes);
-    if given.ct_eq(expected.as_bytes()).into() {
-        return Ok(());
-    }
-    COUNTERS.server_unauthenticated.increment();
-    Err(Status::new(Code::UNAUTHENTICATED, "Invalid or missing authentication token"))
 }
 
 fn require_grpc(headers: &HeaderMap) -> Result<(), Status> {

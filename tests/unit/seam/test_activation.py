@@ -139,15 +139,6 @@ def test_install_patches_what_was_imported_before(patches, monkeypatch):
     assert put == ["handle"]
 
 
-@pytest.mark.usefixtures("native")
-def test_tls_is_reported_as_the_reason(patches, monkeypatch):
-    activation.apply("client", ModuleType("ray"))
-    monkeypatch.setenv("RAY_USE_TLS", "1")
-    status = ray_serve_grpc.status()
-    assert not status["active"]
-    assert "RAY_USE_TLS" in status["reason"]
-
-
 def test_before_ray_is_imported_the_status_says_what_it_waits_for():
     hook.arm()
     status = ray_serve_grpc.status()

@@ -157,7 +157,11 @@ def test_a_ray_that_leaves_the_port_open_demands_nothing_from_stock_callers(ray_
 def test_tls_is_read_as_ray_reads_it(value, on, monkeypatch):
     if value is not None:
         monkeypatch.setenv("RAY_USE_TLS", value)
-    assert adapter.tls_enabled() is on
+    wrapper = ModuleType("replica_wrapper")
+    monkeypatch.setitem(sys.modules, "ray.serve._private.request_router.replica_wrapper", wrapper)
+    assert adapter.channel_is_encrypted() is False  # Ray before 2.58
+    wrapper.init_grpc_channel = None
+    assert adapter.channel_is_encrypted() is on
 
 
 def test_children_in_flight_are_told_apart_by_a_counter(monkeypatch):

@@ -92,13 +92,6 @@ def test_a_ray_client_driver_is_served_by_ray(running_replica, monkeypatch):
     assert running_replica(info())._get_replica_wrapper(BY_VALUE) == "actor wrapper"
 
 
-def test_with_tls_calls_stay_on_rays_own_transport(running_replica, monkeypatch, warnings):
-    monkeypatch.setenv("RAY_USE_TLS", "true")
-    assert running_replica(info())._get_replica_wrapper(BY_VALUE) == "stock wrapper"
-    assert running_replica(info())._get_replica_wrapper(BY_VALUE) == "stock wrapper"
-    assert len(warnings()) == 1
-
-
 def test_a_replica_that_no_lane_reaches_is_called_over_rays_own_transport(running_replica, monkeypatch, warnings):
     monkeypatch.setattr(adapter, "replica_endpoints", lambda info, actor_id: [])
     assert running_replica(info())._get_replica_wrapper(BY_VALUE) == "stock wrapper"

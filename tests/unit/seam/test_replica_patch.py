@@ -38,6 +38,7 @@ class StockServer:
 class OurServer:
     def __init__(self):
         self.log = []
+        self.encrypted = None
 
     async def stop(self, grace):
         self.log.append(f"stop {grace}")
@@ -83,7 +84,8 @@ def replica_class():
 def ours(monkeypatch):
     server = OurServer()
 
-    async def serving(replica):
+    async def serving(replica, *, encrypted):
+        server.encrypted = encrypted
         return server, 4242
 
     monkeypatch.setattr(replica_patch, "serving", serving)
@@ -100,37 +102,37 @@ def test_our_server_starts_where_rays_would_and_its_port_is_published(replica_cl
 
     replica = asyncio.run(life())
     assert replica.name == "r"
-    assert ours.log == ["stop 3.0"]
+    assert (ours.log, ours.encrypted) == (["stop 3.0"], False)
     assert replica.stock.log == ["handlers"]
 
 
-def test_a_server_that_cannot_start_leaves_rays_own_with_one_warning(replica_class, monkeypatch, warnings):
-    async def serving(replica):
+@pytest.mark.parametrize(("secure", "port"), [(False, 7777), (True, 8888)])
+def test_a_server_that_cannot_start_leaves_rays_own_with_one_warning(
+    replica_class, monkeypatch, warnings, secure, port
+):
+    """It is as encrypted as Ray wanted it: what fails with TLS must not end in plain text."""
+
+    async def serving(replica, *, encrypted):
         raise OSError(98, "Address already in use")
 
     monkeypatch.setattr(replica_patch, "serving", serving)
 
     async def life():
         replica = replica_class("r")
+        replica.secure = secure
         await replica._on_initialized()
-        assert replica._internal_grpc_port == 7777
+        assert replica._internal_grpc_port == port
         await replica._server.stop(1.0)
         return replica
 
     replica = asyncio.run(life())
-    assert replica.stock.log == ["handlers", "port [::]:0", "start", "stop 1.0"]
+    kind = "secure port" if secure else "port"
+    assert replica.stock.log == ["handlers", f"{kind} [::]:0", "start", "stop 1.0"]
     [warning] = warnings()
     assert "Address already in use" in warning
 
 
-def test_with_tls_rays_own_server_is_not_touched(replica_class, ours, monkeypatch, warnings):
-    monkeypatch.setenv("RAY_USE_TLS", "1")
-    replica = replica_class("r")
-    assert replica._server is replica.stock
-    assert "RAY_USE_TLS" in warnings()[0]
-
-
-def test_tls_that_comes_on_after_construction_is_still_rays_own(replica_class, ours, monkeypatch):
+def test_ours_is_encrypted_where_rays_would_be(replica_class, ours):
     async def life():
         replica = replica_class("r")
         replica.secure = True
@@ -138,9 +140,9 @@ def test_tls_that_comes_on_after_construction_is_still_rays_own(replica_class, o
         return replica
 
     replica = asyncio.run(life())
-    assert replica._internal_grpc_port == 8888
-    assert replica.stock.log == ["handlers", "secure port [::]:0", "start"]
-    assert ours.log == []
+    assert replica._internal_grpc_port == 4242
+    assert replica.stock.log == ["handlers"]
+    assert ours.encrypted is True
 
 
 def test_a_server_of_another_shape_stays_in_place(replica_class, monkeypatch, warnings):
