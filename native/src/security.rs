@@ -55,10 +55,10 @@ impl Strangers {
     pub fn arrived(self: &Arc<Self>) -> Stranger {
         let expelled = Arc::new(Notify::new());
         let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
-        if present.by_age.len() >= MAX_STRANGERS {
-            if let Some((_, oldest)) = present.by_age.pop_first() {
-                oldest.notify_one();
-            }
+        if present.by_age.len() >= MAX_STRANGERS
+            && let Some((_, oldest)) = present.by_age.pop_first()
+        {
+            oldest.notify_one();
         }
         let number = present.next;
         present.next += 1;

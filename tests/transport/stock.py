@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -81,14 +82,19 @@ async def call_stock(
 
 
 class StockServer:
-    """Answers each call with its args."""
+    """Answers each call with its args; with `hold`, unary calls never."""
 
-    def __init__(self, *, tls: Credentials | None = None) -> None:
+    def __init__(
+        self, *, tls: Credentials | None = None, options: tuple[tuple[str, int], ...] = (), hold: bool = False
+    ) -> None:
         self.tls = tls
+        self.options = options
+        self.hold = hold
+        self.begun = asyncio.Event()
         self.calls: list[str] = []
 
     async def __aenter__(self) -> StockServer:
-        self.server = grpc.aio.server()
+        self.server = grpc.aio.server(options=self.options)
         handlers = {}
         for name in METHODS:
             if name.endswith("Streaming"):
@@ -115,6 +121,9 @@ class StockServer:
             self.calls.append(name)
             if "Rejection" in name:
                 await context.send_initial_metadata((("accepted", "1"), ("num_ongoing_requests", "3")))
+            if self.hold:
+                self.begun.set()
+                await asyncio.Event().wait()
             return field(1, fields_of(body).get(2, b""))
 
         return handle

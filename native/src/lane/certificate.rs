@@ -4,9 +4,9 @@
 const SEQUENCE: u8 = 0x30;
 const OBJECT_IDENTIFIER: u8 = 0x06;
 const OCTET_STRING: u8 = 0x04;
-/// `[3]` of a TBSCertificate.
+/// `[3]` of a `TBSCertificate`.
 const EXTENSIONS: u8 = 0xa3;
-/// `[2]` of a GeneralName.
+/// `[2]` of a `GeneralName`.
 const DNS_NAME: u8 = 0x82;
 /// 2.5.29.17
 const SUBJECT_ALT_NAME: &[u8] = &[0x55, 0x1d, 0x11];

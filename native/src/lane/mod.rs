@@ -173,6 +173,7 @@ impl Socket {
     }
 
     /// What is read from here on comes through `gate`.
+    #[must_use]
     pub fn gated(self, gate: Option<Arc<Gate>>) -> Socket {
         Socket { gate, ..self }
     }

@@ -133,6 +133,7 @@ fn certificates(pem: &[u8], what: &'static str) -> Result<Vec<CertificateDer<'st
     if found.is_empty() { Err(CredentialsError::NoCertificate(what)) } else { Ok(found) }
 }
 
+#[allow(clippy::needless_pass_by_value)] // as `map_err` hands it over
 fn unusable(error: impl ToString) -> CredentialsError {
     CredentialsError::Unusable(error.to_string())
 }
