@@ -14,6 +14,9 @@ PYTEST := $(BIN)/python -m pytest
 SOURCES := $(shell find native protos -type f -not -path '*/target/*') Cargo.toml Cargo.lock pyproject.toml \
            $(wildcard ray_serve_grpc.data/purelib/*)
 
+SHELL := /bin/bash
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+
 # Ray's own notices about usage statistics and accelerators would otherwise open each run.
 export RAY_USAGE_STATS_ENABLED := 0
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO := 0
@@ -86,6 +89,40 @@ bench-report: $(VENV)/bench ## Draw the charts and write docs/benchmarks.md of b
 	@$(BIN)/python -m bench plot
 	@$(BIN)/python -m bench report
 
+.PHONY: test-ray-versions
+test-ray-versions: $(VENV)/maturin ## Transport and some Serve tests on other versions of Ray, as in VERSIONS="2.55.1"
+	$(call step,wheel (cargo profile $(PROFILE)))
+	@rm -rf dist/versions && $(BIN)/maturin build --locked --profile $(PROFILE) --out dist/versions
+	@$(BIN)/python tests/ray_versions.py --wheel dist/versions/*.whl $(VERSIONS)
+
+# Seconds for each target. The sanitizer's flags are unstable, hence the bootstrap; cargo-fuzz is not needed, but works.
+FUZZ_SECONDS ?= 10
+FUZZ_TARGETS := frames messages metadata certificates
+FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+              -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+              -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1
+
+.PHONY: fuzz
+fuzz: ## Fuzz what parses the network's bytes, as in FUZZ_SECONDS=600
+	@cd fuzz && RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --locked --release --target $(HOST)
+	@for target in $(FUZZ_TARGETS); do \
+		printf '\n==> fuzz %s for %s s\n' $$target $(FUZZ_SECONDS); \
+		mkdir -p fuzz/found/$$target; \
+		fuzz/target/$(HOST)/release/$$target fuzz/found/$$target fuzz/corpus/$$target -max_total_time=$(FUZZ_SECONDS) \
+			-max_len=40000 -rss_limit_mb=2048 -timeout=10 -artifact_prefix=fuzz/found/ -print_final_stats=1 \
+			-verbosity=0 2>&1 | grep -E "ERROR|SUMMARY|panicked|stat::(number|peak)|assert" ; \
+		test $${PIPESTATUS[0]} -eq 0 || exit 1; \
+	done
+
+.PHONY: audit
+audit: $(VENV)/test ## Known vulnerabilities and licences of every dependency (needs cargo-deny and the network)
+	$(call step,cargo deny)
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	@cargo deny --all-features check
+	$(call step,pip-audit)
+	@$(PIP) install --quiet pip-audit
+	@$(BIN)/pip-audit --skip-editable --progress-spinner off
+
 .PHONY: lint
 lint: $(VENV)/dev ## ruff, mypy, cargo fmt and clippy
 	$(call step,lint)
@@ -119,7 +156,7 @@ wheel: $(VENV)/maturin ## Build a release wheel and a source archive into dist/
 
 .PHONY: clean
 clean: ## Remove .venv, target, dist and caches
-	rm -rf $(VENV) target dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-ray target fuzz/target fuzz/found dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f ray_serve_grpc/_native*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 CALL_PATH = b"/ray_serve_grpc.v1.InterDeploymentService/HandleRequest"
@@ -57,9 +57,13 @@ def call_headers(token: str | None = None, more: Iterable[tuple[bytes, bytes]] =
 class Attacker:
     """One connection, with the preface and empty settings sent unless told otherwise."""
 
+    #: those whose connection was not given up yet
+    everyone: ClassVar[list[Attacker]] = []
+
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
         self.writer = writer
+        self.everyone.append(self)
 
     @classmethod
     async def connect(cls, port: int, first: bytes = PREFACE + frame(SETTINGS)) -> Attacker:
@@ -67,11 +71,13 @@ class Attacker:
         attacker.writer.write(first)
         return attacker
 
-    async def __aenter__(self) -> Attacker:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.writer.close()
+    @classmethod
+    async def give_up(cls) -> None:
+        """Ends every connection."""
+        attackers, cls.everyone[:] = cls.everyone.copy(), []
+        for attacker in attackers:
+            attacker.writer.transport.abort()
+        await asyncio.gather(*[attacker.writer.wait_closed() for attacker in attackers], return_exceptions=True)
 
     def send(self, *frames: bytes) -> None:
         self.writer.write(b"".join(frames))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 
@@ -110,7 +111,9 @@ async def test_a_caller_without_a_certificate_is_refused(credentials, tmp_path):
         with pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
             # TLS 1.3 lets the client finish its half before the server looks at it.
             await asyncio.wait_for(reader.read(1 << 16), PATIENCE)
-        writer.close()
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_without_an_authority_callers_need_no_certificate(credentials, tmp_path):
@@ -122,7 +125,9 @@ async def test_without_an_authority_callers_need_no_certificate(credentials, tmp
         assert await asyncio.wait_for(reader.readexactly(9), PATIENCE)
         assert writer.get_extra_info("ssl_object").version() == "TLSv1.3"
         assert writer.get_extra_info("ssl_object").selected_alpn_protocol() == "h2"
-        writer.close()
+        writer.transport.abort()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
 
 
 async def test_a_certificate_for_another_address_is_refused(authority, credentials, tmp_path):

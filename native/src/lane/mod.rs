@@ -1,6 +1,6 @@
 //! Lanes: what bytes travel on between two processes.
 
-mod certificate;
+pub mod certificate;
 pub mod exchange;
 pub mod fds;
 mod gate;

@@ -285,13 +285,15 @@ async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
         stranger: shared.config.authorization.is_some().then(|| shared.strangers.arrived()),
         exchange: OnceLock::new(),
     });
+    let mut phase = shared.phase.subscribe();
     let connection = tokio::select! {
         connection = timeout(config::HANDSHAKE_TIMEOUT, open(accepted, shared, &state)) => connection,
         () = state.overstayed() => return,
+        // Nothing was promised yet: a server that stops does not wait for it.
+        _ = reached(&mut phase, false) => return,
     };
     let Ok(Some(mut connection)) = connection else { return };
     let mut overstayed = std::pin::pin!(state.overstayed());
-    let mut phase = shared.phase.subscribe();
     let mut draining = false;
     let mut keepalive = std::pin::pin!(keep_alive(connection.ping_pong()));
     loop {
