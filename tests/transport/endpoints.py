@@ -120,7 +120,7 @@ async def until(condition: Callable[[], bool]) -> None:
     """For what the I/O thread does without telling this loop."""
 
     async def poll() -> None:
-        while not condition():  # noqa: ASYNC110 - nobody sets an event
+        while not condition():
             await asyncio.sleep(0.01)
 
     await asyncio.wait_for(poll(), PATIENCE)
