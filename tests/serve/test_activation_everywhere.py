@@ -215,7 +215,8 @@ applications:
 
 def native_environment(tmp: Path) -> dict[str, str]:
     # A local cluster switches token authentication on; a command that talks to its dashboard has to be told.
-    extra = {"PYTHONPATH": str(HERE), "RAY_TMPDIR": str(tmp), "RAY_AUTH_MODE": "token"}
+    path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
+    extra = {"PYTHONPATH": path, "RAY_TMPDIR": str(tmp), "RAY_AUTH_MODE": "token"}
     return environment(NATIVE, dict(os.environ), extra)
 
 

@@ -84,7 +84,7 @@ def run(folder: Path, name: str, transport: str, logs: Path | None) -> Tally:
         "RAY_SERVE_GRPC_NATIVE": TRANSPORTS[transport],
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_SERVE_UPSTREAM_TESTS": str(folder),
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])),
         **SETTINGS.get(name, {}),
     }
     with tempfile.TemporaryDirectory() as scratch:

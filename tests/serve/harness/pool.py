@@ -45,7 +45,7 @@ class Worker:
         self._log = self._directory / "worker.log"
         address = str(self._directory / "socket")
         self._listener = Listener(address)
-        path = os.pathsep.join(filter(None, [extra.get("PYTHONPATH"), str(_TESTS)]))
+        path = os.pathsep.join(filter(None, [extra.get("PYTHONPATH"), str(_TESTS), os.environ.get("PYTHONPATH")]))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "harness.worker", transport, address],
