@@ -20,6 +20,7 @@ PLACES = {
     "default mode": "Default mode of threading",
     "throughput mode": "Throughput-optimised mode (`RAY_SERVE_THROUGHPUT_OPTIMIZED=1`)",
 }
+_SHORT = {"own": "own answer", "throughput": "calls/s"}
 EXPLANATIONS = {
     "serve": """\
 A caller's replica calls a leaf's replica, which sends the payload back, on one machine. `actor` is Serve's default:
@@ -100,7 +101,9 @@ def _glance(cells: Cells) -> Iterator[str]:
         return
     yield from ("Ours is so many times better than the best of the others:", "")
     sizes = sorted({key.size for rows in columns.values() for key in rows})
-    yield _row(["", *("<br>".join(filter(None, (test, kind, place))) for place, test, kind, _ in columns)])
+    yield _row(
+        ["", *("<br>".join(filter(None, (_SHORT.get(test, test), kind, place))) for place, test, kind, _ in columns)]
+    )
     yield _row(["---", *("---:" for _ in columns)])
     for size in sizes:
         ratios = []
