@@ -9,6 +9,9 @@ import pytest
 from harness import Cluster, deployment, describe, outcome_async, same_as_actor
 from harness.board import board, note
 
+#: Tells the harness that calls over Ray's own protocol are meant.
+HAS_STOCK_REPLICAS = True
+
 OFF = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_SERVE_GRPC_NATIVE": "0"}}}
 
 

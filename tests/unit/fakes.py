@@ -108,6 +108,7 @@ class FakeChannel:
         self.sent: list[tuple[Any, ...]] = []
         self.ready: list[Any] = []
         self.closed = 0
+        self.flushes = 0
         self.calls: list[FakeCall] = []
 
     def settle(self, dialect: int | None) -> None:
@@ -125,8 +126,11 @@ class FakeChannel:
     def watch_ready(self, bridge: Any, callback: Any) -> None:
         self.ready.append(callback)
 
-    def call(self, *request: Any) -> FakeCall:
-        return self._started("native", *request)
+    def call(self, method: int, metadata: Any, extra: bytes, body: Any, buffers: Any, flush: bool = True) -> FakeCall:
+        return self._started("native", method, metadata, extra, body, buffers)
+
+    def flush(self) -> None:
+        self.flushes += 1
 
     def call_stock(self, *request: Any) -> FakeCall:
         return self._started("stock", *request)
@@ -170,7 +174,10 @@ class FakeServerCall:
     def release(self) -> None:
         self.body, self.buffers, self.fields = b"", (), ()
 
-    def admit(self, accepted: bool, ongoing: int) -> None:
+    #: as on a lane where the caller can look the admission up
+    admission_safe = True
+
+    def admit(self, accepted: bool, ongoing: int, flush: bool = True) -> None:
         self.admitted = (accepted, ongoing)
 
     def send(self, kind: int, body: Any, buffers: Any = (), flush: bool = True) -> bool:
@@ -184,7 +191,7 @@ class FakeServerCall:
         self.writers.append(future)
         self.waited.set()
 
-    def finish(self, status: int = 0, detail: str = "") -> None:
+    def finish(self, status: int = 0, detail: str = "", flush: bool = True) -> None:
         if self.finished is None:
             self.finished = (status, detail)
 

@@ -105,7 +105,10 @@ def run(folder: Path, name: str, transport: str, logs: Path | None) -> Tally:
             (logs / f"{transport}-{name.replace('/', '-')}.log").write_text(ran.stdout + ran.stderr)
         if not report.is_file():
             return Tally(note=f"pytest ended with {ran.returncode}: {ran.stdout[-300:]}{ran.stderr[-300:]}")
-        return count(report)
+        tally = count(report)
+        if ran.returncode not in (0, 1):
+            tally.note = f"pytest ended with {ran.returncode}: {ran.stderr.strip()[-300:]}"
+        return tally
 
 
 def count(report: Path) -> Tally:

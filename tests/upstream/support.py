@@ -19,6 +19,9 @@ import ray
 import ray.serve
 from ray import serve
 
+#: Exit status of a run that was not one of our transport.
+FELL_BACK = 90
+
 GRPC_SERVICERS = [
     f"ray.serve.generated.serve_pb2_grpc.add_{service}Servicer_to_server"
     for service in ("UserDefinedService", "FruitService")
@@ -50,6 +53,18 @@ def _start_ray(**options: Any) -> Any:
         _system_config={"metrics_report_interval_ms": 1000, "task_retry_delay_ms": 50},
         **options,
     )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fails a run in which our transport gave way to Ray's own, which would pass the tests just as well."""
+    if os.environ.get("RAY_SERVE_GRPC_NATIVE") != "1":
+        return
+    import ray_serve_grpc
+
+    status = ray_serve_grpc.status()
+    if not status["active"]:
+        print(f"the plugin fell back: {status['reason']}", file=sys.stderr)
+        session.exitstatus = FELL_BACK
 
 
 @pytest.fixture(scope="session")

@@ -23,6 +23,7 @@ from ray import serve
 
 from harness.board import NAMESPACE, Board
 from harness.cluster import Cluster
+from harness.transports import NATIVE
 
 OBJECT_STORE = 512 * 2**20
 GRPC_SERVICERS = ["ray.serve.generated.serve_pb2_grpc.add_UserDefinedServiceServicer_to_server"]
@@ -50,24 +51,45 @@ def boot(transport: str, directory: Path) -> Cluster:
         http_options={"host": "127.0.0.1", "port": http_port},
         grpc_options={"port": grpc_port, "grpc_servicer_functions": GRPC_SERVICERS},
     )
-    if transport == "native":
-        import ray_serve_grpc
-
-        status = ray_serve_grpc.status()
-        if not status["active"]:
-            raise RuntimeError(f"the plugin is not active in the driver: {status}")
+    if defect := fallback(transport):
+        raise RuntimeError(defect)
     session = (directory / "session_latest").resolve()
     return Cluster(transport, Board.create(), session=session, http_port=http_port, grpc_port=grpc_port)
 
 
 def run(cluster: Cluster, module: str, name: str, arguments: dict[str, Any]) -> tuple[bool, Any]:
+    before = stock_calls(cluster.transport)
     try:
         target: Any = importlib.import_module(module)
         for part in name.split("."):
             target = getattr(target, part)
-        return True, target.scenario(cluster, **arguments)
+        value = target.scenario(cluster, **arguments)
     except BaseException:
-        return False, traceback.format_exc()
+        return False, f"{traceback.format_exc()}{fallback(cluster.transport) or ''}"
+    if defect := fallback(cluster.transport):
+        return False, defect
+    if stock_calls(cluster.transport) != before and not getattr(sys.modules[module], "HAS_STOCK_REPLICAS", False):
+        return False, "a replica speaks Ray's own protocol only: its side of the plugin fell back"
+    return True, value
+
+
+def fallback(transport: str) -> str | None:
+    """Why the driver's calls take Ray's own transport, which would pass most tests just as well."""
+    if transport != NATIVE:
+        return None
+    import ray_serve_grpc
+
+    status = ray_serve_grpc.status()
+    return None if status["active"] else f"the plugin fell back: {status['reason']}"
+
+
+def stock_calls(transport: str) -> int:
+    """Calls of ours that took Ray's protocol, since the replica knows no other."""
+    if transport != NATIVE:
+        return 0
+    import ray_serve_grpc
+
+    return sum(ray_serve_grpc.status()["calls"]["stock"].values())
 
 
 def main() -> None:
