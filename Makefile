@@ -28,7 +28,7 @@ MAKEFLAGS += --no-builtin-rules
 .PHONY: help
 help: ## Show this list
 	@echo "Targets:"
-	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z-]*:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
 build: $(VENV)/built ## Make .venv and build the extension module into it
@@ -100,7 +100,7 @@ FUZZ_SECONDS ?= 10
 FUZZ_TARGETS := frames messages metadata certificates
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
               -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
-              -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address -Ccodegen-units=1
+              -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address
 
 .PHONY: fuzz
 fuzz: ## Fuzz what parses the network's bytes, as in FUZZ_SECONDS=600

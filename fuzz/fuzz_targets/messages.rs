@@ -1,7 +1,7 @@
 //! Messages of any content: parsed or refused; what is parsed lies within the message, and its buffers are aligned.
 #![no_main]
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use libfuzzer_sys::fuzz_target;
 use ray_serve_grpc_native::wire::{
     ALIGNMENT, Content, Envelope, Kind, MessageReader, Payload, encode_call_response, parse_call_request,
@@ -56,7 +56,7 @@ fuzz_target!(|data: &[u8]| {
     let (body, buffer) = data.split_at(data.len() / 2);
     let content = Content::of(vec![Bytes::copy_from_slice(body)], vec![Bytes::copy_from_slice(buffer)]);
     let mut frames = encode_call_response(Kind(2), content).expect("small");
-    let payload = received(bytes::Buf::copy_to_bytes(&mut frames, bytes::Buf::remaining(&frames)));
+    let payload = received(frames.copy_to_bytes(frames.remaining()));
     let envelope = parse_call_response(&payload).expect("our own message");
     assert_eq!((envelope.kind, envelope.body.as_slice()), (2, body));
     assert_eq!(envelope.buffers.len(), 1);

@@ -1,13 +1,13 @@
 //! `RequestMetadata` of any content inside a request: its strings are UTF-8 and as many as the message has.
 #![no_main]
 
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use libfuzzer_sys::fuzz_target;
 use ray_serve_grpc_native::wire::{Content, Payload, encode_call_request, encode_metadata, parse_call_request};
 
 fn parse(metadata: Bytes) -> Option<ray_serve_grpc_native::wire::Metadata> {
     let mut frames = encode_call_request(metadata, Content::default()).expect("small");
-    let framed = bytes::Buf::copy_to_bytes(&mut frames, bytes::Buf::remaining(&frames));
+    let framed = frames.copy_to_bytes(frames.remaining());
     parse_call_request(&Payload::Small(framed.slice(5..))).ok().map(|envelope| envelope.metadata)
 }
 

@@ -71,6 +71,11 @@ class Attacker:
         attacker.writer.write(first)
         return attacker
 
+    async def granted(self) -> None:
+        """Until the server has raised its window over the 64 KiB that HTTP/2 begins with."""
+        while (found := await self.until(WINDOW_UPDATE)) is not None and found.stream:
+            pass
+
     @classmethod
     async def give_up(cls) -> None:
         """Ends every connection."""

@@ -174,6 +174,7 @@ async def test_a_body_that_comes_with_a_wrong_token_is_thrown_away(tmp_path):
     async with attacked(tmp_path) as ends:
         before = _native.statistics()["server_bytes_received"]
         attacker = await Attacker.connect(ends.server.port)
+        await asyncio.wait_for(attacker.granted(), PATIENCE)
         attacker.send(frame(HEADERS, END_HEADERS, 1, call_headers("Bearer wr0ng")))
         attacker.send(*[frame(DATA, 0, 1, bytes(10_000)) for _ in range(10)])
         assert await asyncio.wait_for(attacker.until(HEADERS), PATIENCE)
@@ -282,6 +283,7 @@ async def test_answers_that_are_not_read_hold_their_writer_back(tmp_path):
 async def test_a_request_in_frames_of_one_byte_is_read(tmp_path):
     async with attacked(tmp_path) as ends:
         attacker = await Attacker.connect(ends.server.port)
+        await asyncio.wait_for(attacker.granted(), PATIENCE)
         attacker.send(frame(HEADERS, END_HEADERS, 1, call_headers(TOKEN)))
         body = b"\x12\xa0\x8d\x06" + bytes(100_000)
         message_bytes = b"\x00" + len(body).to_bytes(4, "big") + body
@@ -307,6 +309,7 @@ async def test_requests_that_never_end_hold_what_they_sent_and_no_more(tmp_path)
     async with attacked(tmp_path) as ends:
         before = resident()
         attacker = await Attacker.connect(ends.server.port)
+        await asyncio.wait_for(attacker.granted(), PATIENCE)
         claim = b"\x00" + (1 << 30).to_bytes(4, "big") + bytes(1024)
         for stream in range(1, 400, 2):
             attacker.send(frame(HEADERS, END_HEADERS, stream, call_headers(TOKEN)), frame(DATA, 0, stream, claim))
