@@ -148,6 +148,7 @@ class Channel:
         extra: bytes,
         body: BytesLike | list[BytesLike],
         buffers: Sequence[BytesLike],
+        flush: bool = True,
     ) -> Call:
         """Sends a CallRequest to InterDeploymentService.
 
@@ -157,7 +158,10 @@ class Channel:
             body: the serialised value; parts of a list are sent one after the other as one.
             buffers: out-of-band buffers. Bytes-like objects over 4 KiB are not copied: they are
                 held until they are written, and must not change before.
+            flush: without it the call may stay queued until `flush` or a call with it.
         """
+    def flush(self) -> None:
+        """Has queued calls sent now."""
     def call_stock(self, method: int, fields: Sequence[BytesLike]) -> Call:
         """Sends the fields 1, 2, 3 … as a message to Ray's ASGIService.
 
@@ -195,8 +199,19 @@ class ServerCall:
     def lane(self) -> str: ...
     def release(self) -> None:
         """Lets go of the request's memory early; `body`, `buffers` and `fields` are empty from here on."""
-    def admit(self, accepted: bool, num_ongoing_requests: int) -> None:
-        """Sends the response's headers at once. Without it they leave with the first message."""
+    def admit(self, accepted: bool, num_ongoing_requests: int, flush: bool = True) -> None:
+        """Sends the response's headers at once. Without it they leave with the first message.
+
+        Without `flush`, those of a call whose admission is safe already may stay queued until the next flush.
+        """
+    @property
+    def admission_safe(self) -> bool:
+        """Whether the caller knows, or can look up if this process dies now, that the call was taken.
+
+        User code must not start before: a caller that does not know sends the request to another replica.
+        """
+    def watch_admission_safe(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
+        """Sets the future's result to None when the admission is safe, or the call was cancelled or has ended."""
     def send(
         self, kind: int, body: BytesLike | list[BytesLike], buffers: Sequence[BytesLike] = (), flush: bool = True
     ) -> bool:
@@ -208,8 +223,11 @@ class ServerCall:
         """Has queued messages written now."""
     def watch_writable(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
         """Sets the future's result to None when the queue is below half its mark or the call was cancelled."""
-    def finish(self, status: int = 0, detail: str = "") -> None:
-        """Ends the call with trailers. `send` + `finish` of a unary call leave in one write."""
+    def finish(self, status: int = 0, detail: str = "", flush: bool = True) -> None:
+        """Ends the call with trailers; without `flush` they may stay queued until the next one.
+
+        `send` + `finish` of a unary call leave in one write.
+        """
     def watch_cancel(self, bridge: Bridge, callback: Callable[[], object]) -> None:
         """Calls back from `bridge.drain()` if the caller cancels or its connection is lost before `finish`."""
     @property

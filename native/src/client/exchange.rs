@@ -4,7 +4,7 @@ use super::{Channel, Connection, Message, Request};
 use crate::call::{Admission, CallState};
 use crate::config::ChannelConfig;
 use crate::error::{self, Code, Status};
-use crate::lane::exchange::{Exchange as SharedMemory, Grants};
+use crate::lane::exchange::{AdmissionWord, Exchange as SharedMemory, Grants};
 use crate::lane::{self, placement};
 use crate::metrics::COUNTERS;
 use crate::runtime;
@@ -39,7 +39,8 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
         return Err(Status::unavailable("the replica's process was replaced by one of another kind"));
     }
     // Taken back when this returns, unless the peer took it.
-    let (frames, _grants) = encode(&connection, request.message).await?;
+    let word = connection.exchange.as_ref().and_then(SharedMemory::admission_word);
+    let (frames, _grants) = encode(&connection, request.message, word.as_ref()).await?;
     let size = frames.remaining();
     let (response, mut stream) =
         sender.send_request(http_request(&channel.config, request.method.uri(connection.dialect)), false)?;
@@ -47,8 +48,9 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     COUNTERS.client_bytes_sent.add(size);
     service::client_calls(connection.dialect, connection.lane, request.method).increment();
     let mut unread = Unread { stream: stream.stream_id().as_u32(), exchange: connection.exchange.clone() };
-    stream.send_data(frames, true).map_err(|error| refused_or_lost(call, error))?;
-    let response = response.await.map_err(|error| refused_or_lost(call, error))?;
+    let lost = |error| refused_or_lost(call, error, word.as_ref(), unread.stream);
+    stream.send_data(frames, true).map_err(lost)?;
+    let response = response.await.map_err(lost)?;
     require_grpc(&response)?;
     let (head, body) = response.into_parts();
     if let Some(status) = status_in_headers(&head.headers) {
@@ -93,15 +95,20 @@ impl Drop for Unread {
     }
 }
 
-async fn encode(connection: &Connection, message: Message) -> Result<(FrameBuf, Grants), Status> {
+async fn encode(
+    connection: &Connection,
+    message: Message,
+    word: Option<&AdmissionWord>,
+) -> Result<(FrameBuf, Grants), Status> {
+    let word = word.map_or(0, AdmissionWord::name);
     match (message, &connection.exchange) {
         (Message::Stock(frames), _) => Ok((frames, Grants::default())),
         (Message::Native { metadata, content }, Some(exchange)) if placement::is_worth_it(&content) => {
             let (content, grants) = placement::place(exchange, content).await;
-            Ok((wire::encode_call_request(metadata, content)?, grants))
+            Ok((wire::encode_call_request(metadata, content, word)?, grants))
         }
         (Message::Native { metadata, content }, _) => {
-            Ok((wire::encode_call_request(metadata, content)?, Grants::default()))
+            Ok((wire::encode_call_request(metadata, content, word)?, Grants::default()))
         }
     }
 }
@@ -122,10 +129,14 @@ async fn ready(channel: &Arc<Channel>) -> Result<(Connection, SendRequest<FrameB
     Err(last)
 }
 
-fn refused_or_lost(call: &CallState, error: h2::Error) -> Status {
+fn refused_or_lost(call: &CallState, error: h2::Error, word: Option<&AdmissionWord>, stream: u32) -> Status {
     if error::was_refused(&error) {
         call.mark_refused();
         return Status::unavailable("the replica takes no more calls: it is shutting down");
+    }
+    if word.is_some_and(|word| word.is_noted(stream)) {
+        // It took the call and was lost before it could say so. How many others it had nobody knows.
+        call.admit(Admission { accepted: true, num_ongoing_requests: 1 });
     }
     Status::from(error)
 }

@@ -20,6 +20,8 @@ use tokio::sync::oneshot;
 pub struct Channel {
     config: ChannelConfig,
     link: Mutex<Link>,
+    /// Calls that wait for a flush: as many as one turn of a loop made.
+    queued: Mutex<Vec<(Arc<CallState>, Request)>>,
     in_flight: AtomicUsize,
 }
 
@@ -62,19 +64,40 @@ impl Message {
 
 impl Channel {
     pub fn new(config: ChannelConfig) -> Self {
-        Channel { config, link: Mutex::default(), in_flight: AtomicUsize::new(0) }
+        Channel { config, link: Mutex::default(), queued: Mutex::default(), in_flight: AtomicUsize::new(0) }
     }
 
-    /// Starts a call; its state tells the rest.
-    pub fn start(self: &Arc<Self>, request: Request) -> Arc<CallState> {
+    /// Starts a call; its state tells the rest. Without `flush` it may stay queued until the next one.
+    pub fn start(self: &Arc<Self>, request: Request, flush: bool) -> Arc<CallState> {
         let call = Arc::new(CallState::default());
-        let (channel, shared) = (Arc::clone(self), Arc::clone(&call));
-        self.in_flight.fetch_add(1, Ordering::Relaxed);
-        runtime::handle().spawn(async move {
-            exchange::run(&channel, &shared, request).await;
-            channel.in_flight.fetch_sub(1, Ordering::Relaxed);
-        });
+        self.queued().push((Arc::clone(&call), request));
+        if flush {
+            self.flush();
+        }
         call
+    }
+
+    /// Sends the calls that are queued. Waking the I/O thread costs more than a call: it is woken once for all.
+    pub fn flush(self: &Arc<Self>) {
+        let queued = std::mem::take(&mut *self.queued());
+        if queued.is_empty() {
+            return;
+        }
+        self.in_flight.fetch_add(queued.len(), Ordering::Relaxed);
+        let channel = Arc::clone(self);
+        runtime::handle().spawn(async move {
+            for (call, request) in queued {
+                let channel = Arc::clone(&channel);
+                tokio::spawn(async move {
+                    exchange::run(&channel, &call, request).await;
+                    channel.in_flight.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+        });
+    }
+
+    fn queued(&self) -> MutexGuard<'_, Vec<(Arc<CallState>, Request)>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A call that failed before it was made.

@@ -25,7 +25,9 @@ use tokio::sync::Notify;
 
 /// Lease words of one control page.
 const SLOTS: u32 = 1024;
-const CONTROL_BYTES: usize = SLOTS as usize * 4;
+/// Admission words, after the lease words.
+const ADMISSIONS: u32 = 4096;
+const CONTROL_BYTES: usize = (SLOTS + ADMISSIONS) as usize * 4;
 
 const FREE: u32 = 0;
 const GRANTED: u32 = 1;
@@ -195,6 +197,8 @@ pub struct Exchange {
     control: Control,
     peer_control: Arc<Control>,
     lending: Mutex<Lending>,
+    /// Admission words that no call uses.
+    admissions: Mutex<Vec<u32>>,
     /// Segments that the peer announced, by its id for them.
     borrowed: Mutex<HashMap<u32, Arc<Foreign>>>,
     announced: Notify,
@@ -252,6 +256,7 @@ impl Exchange {
             control,
             peer_control: Arc::new(peer_control),
             lending: Mutex::default(),
+            admissions: Mutex::new((0..ADMISSIONS).rev().collect()),
             borrowed: Mutex::default(),
             announced: Notify::new(),
             socket,
@@ -385,6 +390,24 @@ impl Exchange {
             }
             lives
         });
+    }
+
+    /// A word in which the peer notes that it took a call; None when all are in use.
+    pub fn admission_word(self: &Arc<Self>) -> Option<AdmissionWord> {
+        let word = lock(&self.admissions).pop()?;
+        self.control.set(SLOTS + word, 0);
+        Some(AdmissionWord { exchange: Arc::clone(self), word })
+    }
+
+    /// Notes in the peer's word that this end takes the call on `stream`. False when there is no such word.
+    pub fn note_admission(&self, named: u32, stream: u32) -> bool {
+        match named.checked_sub(1) {
+            Some(word) if word < ADMISSIONS => {
+                self.peer_control.set(SLOTS + word, stream);
+                true
+            }
+            _ => false,
+        }
     }
 
     /// The peer will not read what was lent with this response and not taken yet.
@@ -631,6 +654,32 @@ pub struct Lease {
     mapping: Option<Mapping>,
     control: Arc<Control>,
     slot: u32,
+}
+
+/// A word for one call.
+#[derive(Debug)]
+pub struct AdmissionWord {
+    exchange: Arc<Exchange>,
+    word: u32,
+}
+
+impl AdmissionWord {
+    /// As a message names it.
+    pub fn name(&self) -> u32 {
+        self.word + 1
+    }
+
+    /// Whether the peer took the call on `stream`. Streams of a connection have ids of their own, so that a
+    /// late note of an earlier call is not taken for one of this call.
+    pub fn is_noted(&self, stream: u32) -> bool {
+        self.exchange.control.value(SLOTS + self.word) == stream
+    }
+}
+
+impl Drop for AdmissionWord {
+    fn drop(&mut self) {
+        lock(&self.exchange.admissions).push(self.word);
+    }
 }
 
 /// Where leased memory lies in this process: how a buffer to send is known for one that was received.

@@ -20,9 +20,11 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::Notify;
 use tokio_rustls::TlsStream;
 
 /// Kernel buffers of a Unix-domain socket, bytes: a 1 MB message in one writev instead of five.
@@ -150,6 +152,36 @@ impl Accepted {
 pub struct Socket {
     stream: Stream,
     gate: Option<Arc<Gate>>,
+    flushes: Arc<Flushes>,
+}
+
+/// Counts how often all that was to be written had been written: how somebody knows that a frame has left.
+#[derive(Debug, Default)]
+pub struct Flushes {
+    count: AtomicU64,
+    flushed: Notify,
+}
+
+impl Flushes {
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// Returns after a flush that `count` did not count yet.
+    pub async fn after(&self, count: u64) {
+        loop {
+            let flushed = self.flushed.notified();
+            if self.count() > count {
+                return;
+            }
+            flushed.await;
+        }
+    }
+
+    fn add(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+        self.flushed.notify_waiters();
+    }
 }
 
 #[derive(Debug)]
@@ -161,7 +193,7 @@ enum Stream {
 
 impl Socket {
     fn new(stream: Stream) -> Socket {
-        Socket { stream, gate: None }
+        Socket { stream, gate: None, flushes: Arc::default() }
     }
 
     /// Refuses a peer that runs as another user (root excepted).
@@ -173,6 +205,12 @@ impl Socket {
     }
 
     /// What is read from here on comes through `gate`.
+    /// Counts are kept in `flushes` from here on.
+    #[must_use]
+    pub fn counted(self, flushes: Arc<Flushes>) -> Socket {
+        Socket { flushes, ..self }
+    }
+
     #[must_use]
     pub fn gated(self, gate: Option<Arc<Gate>>) -> Socket {
         Socket { gate, ..self }
@@ -188,7 +226,7 @@ impl Socket {
 
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Socket { stream, gate } = self.get_mut();
+        let Socket { stream, gate, .. } = self.get_mut();
         match gate {
             Some(gate) if !gate.is_open() => gate.poll_read(cx, buf, |cx, buf| Pin::new(stream).poll_read(cx, buf)),
             _ => Pin::new(stream).poll_read(cx, buf),
@@ -215,7 +253,12 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let Socket { stream, flushes, .. } = self.get_mut();
+        let flushed = Pin::new(stream).poll_flush(cx);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            flushes.add();
+        }
+        flushed
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

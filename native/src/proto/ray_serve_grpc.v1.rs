@@ -70,7 +70,8 @@ pub struct CallRequest {
     /// (args, kwargs) in `metadata.request_serialization`:
     /// cloudpickle, pickle  one pickle of the pair, protocol 5
     /// msgpack, orjson      an array of the two
-    /// noop                 empty; the positional args are `buffers`
+    /// noop                 one letter for each positional arg, `b` for bytes and `v` for a view; they are
+    /// the `buffers`
     #[prost(bytes = "vec", tag = "2")]
     pub body: ::prost::alloc::vec::Vec<u8>,
     /// Out-of-band buffers of the pickle in its order (PEP 574).
@@ -82,6 +83,11 @@ pub struct CallRequest {
     /// The body, lent: one range. A message has either `body` or `body_segment`.
     #[prost(message, optional, tag = "5")]
     pub body_segment: ::core::option::Option<SegmentRef>,
+    /// One more than the index of a word in the caller's control page, after the lease words. A replica that
+    /// takes the call stores its stream id there before user code runs. If the connection is lost before the
+    /// HEADERS came, the caller knows from it whether the call was taken. 0: there is none.
+    #[prost(uint32, tag = "6")]
+    pub admission_word: u32,
     /// Zeros, so that a buffer starts at a multiple of 64 bytes of the message. Ignored by the reader.
     #[prost(bytes = "vec", tag = "15")]
     pub padding: ::prost::alloc::vec::Vec<u8>,
@@ -120,7 +126,8 @@ pub mod call_response {
         Value = 0,
         /// Bytes that are handed on as they are: the ASGI messages for an HTTP proxy.
         Raw = 1,
-        /// A pickled RayTaskError, whatever the serializations.
+        /// A pickled tuple, whatever the serializations: the method, the traceback, the pickled cause (so that
+        /// a cause that cannot be read leaves the rest), and the proctitle, pid, ip, repr and id of the actor.
         Error = 2,
         /// UTF-8 text of an error that could not be pickled.
         ErrorText = 3,

@@ -97,6 +97,8 @@ impl Channel {
         self.channel.current().failure().map(status_pair)
     }
 
+    #[pyo3(signature = (method, metadata, extra, body, buffers, flush = true))]
+    #[allow(clippy::too_many_arguments)] // the parts of a request
     fn call(
         &self,
         py: Python<'_>,
@@ -105,6 +107,7 @@ impl Channel {
         extra: &[u8],
         body: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
+        flush: bool,
     ) -> PyResult<Call> {
         memory::sweep(py);
         let method = super::method_of(method)?;
@@ -112,7 +115,7 @@ impl Channel {
         let strings = strings.iter().map(|string| string.to_str()).collect::<PyResult<Vec<_>>>()?;
         let metadata = wire::encode_metadata(strings.into_iter(), extra).freeze();
         let content = Content::of(memory::to_parts(body)?, memory::to_buffers(buffers)?);
-        Ok(self.start(method, Message::Native { metadata, content }))
+        Ok(self.start(method, Message::Native { metadata, content }, flush))
     }
 
     fn call_stock(&self, py: Python<'_>, method: usize, fields: &Bound<'_, PyAny>) -> PyResult<Call> {
@@ -120,9 +123,13 @@ impl Channel {
         let method = super::method_of(method)?;
         let fields = fields.try_iter()?.map(|field| memory::to_parts(&field?)).collect::<PyResult<Vec<_>>>()?;
         match wire::encode_fields(fields) {
-            Ok(frames) => Ok(self.start(method, Message::Stock(frames))),
+            Ok(frames) => Ok(self.start(method, Message::Stock(frames), true)),
             Err(error) => Ok(Call { state: client::Channel::failed(Status::from(error)) }),
         }
+    }
+
+    fn flush(&self) {
+        self.channel.current().flush();
     }
 
     #[getter]
@@ -147,8 +154,8 @@ impl Channel {
 }
 
 impl Channel {
-    fn start(&self, method: Method, message: Message) -> Call {
-        Call { state: self.channel.current().start(Request { method, message }) }
+    fn start(&self, method: Method, message: Message, flush: bool) -> Call {
+        Call { state: self.channel.current().start(Request { method, message }, flush) }
     }
 }
 

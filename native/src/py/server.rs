@@ -238,8 +238,18 @@ impl ServerCall {
         drop(request);
     }
 
-    fn admit(&self, accepted: bool, num_ongoing_requests: u32) {
-        self.call.admit(accepted, num_ongoing_requests);
+    #[pyo3(signature = (accepted, num_ongoing_requests, flush = true))]
+    fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) {
+        self.call.admit(accepted, num_ongoing_requests, flush);
+    }
+
+    #[getter]
+    fn admission_safe(&self) -> bool {
+        self.call.is_admission_safe()
+    }
+
+    fn watch_admission_safe(&self, bridge: &Bridge, future: Bound<'_, PyAny>) {
+        self.call.watch_admission_safe(bridge.watch_future(future));
     }
 
     #[pyo3(signature = (kind, body, buffers = None, flush = true))]
@@ -272,9 +282,9 @@ impl ServerCall {
         self.call.watch_writable(bridge.watch_future(future));
     }
 
-    #[pyo3(signature = (status = 0, detail = String::new()))]
-    fn finish(&self, status: u32, detail: String) {
-        self.call.finish(Status::new(Code(status), detail));
+    #[pyo3(signature = (status = 0, detail = String::new(), flush = true))]
+    fn finish(&self, status: u32, detail: String, flush: bool) {
+        self.call.finish(Status::new(Code(status), detail), flush);
     }
 
     fn watch_cancel(&self, bridge: &Bridge, callback: Bound<'_, PyAny>) {

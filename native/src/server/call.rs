@@ -22,6 +22,13 @@ pub struct ServerCall {
     pub peer: Arc<str>,
     /// Shared memory with the caller.
     pub exchange: Option<Arc<Exchange>>,
+    /// Id of its HTTP/2 stream.
+    stream: u32,
+    /// The caller's word for the admission; 0 for none.
+    admission_word: u32,
+    /// Whether the caller knows, or can look up, that the call was taken: user code may start then. A caller that
+    /// does not know tries again when the connection is lost.
+    admission_safe: AtomicBool,
     request: Mutex<Option<Envelope>>,
     outbound: Mutex<Outbound>,
     /// Wakes the task that owns the stream.
@@ -40,6 +47,7 @@ struct Outbound {
     in_transit: usize,
     end: Option<Status>,
     writable_waiters: Vec<Waiter>,
+    admission_waiters: Vec<Waiter>,
     cancel_waiters: Vec<Waiter>,
 }
 
@@ -50,6 +58,13 @@ impl Outbound {
 
     fn is_over(&self, part: usize) -> bool {
         self.bytes() > HIGH_WATER_BYTES / part || self.messages > HIGH_WATER_MESSAGES / part
+    }
+}
+
+impl Batch {
+    /// Whether it only says that the call was taken.
+    pub fn is_bare_admission(&self) -> bool {
+        matches!(self.headers, Some((true, _))) && self.items.is_empty() && self.end.is_none()
     }
 }
 
@@ -78,9 +93,33 @@ impl ServerCall {
         self.request.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    pub fn admit(&self, accepted: bool, num_ongoing_requests: u32) {
+    /// Without `flush` it may stay queued until the next flush.
+    pub fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) {
+        if accepted
+            && let Some(exchange) = &self.exchange
+            && exchange.note_admission(self.admission_word, self.stream)
+        {
+            self.admission_safe.store(true, Ordering::Release);
+        }
         self.outbound().headers = Some((accepted, num_ongoing_requests));
-        self.nudge.notify_one();
+        if flush || !self.is_admission_safe() {
+            self.nudge.notify_one();
+        }
+    }
+
+    pub fn is_admission_safe(&self) -> bool {
+        self.admission_safe.load(Ordering::Acquire)
+    }
+
+    /// Fires when user code may start: see `admission_safe`.
+    pub fn watch_admission_safe(&self, waiter: Waiter) {
+        let mut outbound = self.outbound();
+        if self.is_admission_safe() || self.is_cancelled() || outbound.end.is_some() {
+            drop(outbound);
+            waiter.fire();
+        } else {
+            outbound.admission_waiters.push(waiter);
+        }
     }
 
     /// False when so much waits that the next message should too. Nothing is queued after a cancel.
@@ -124,7 +163,7 @@ impl ServerCall {
         self.nudge.notify_one();
     }
 
-    pub fn finish(&self, status: Status) {
+    pub fn finish(&self, status: Status, flush: bool) {
         let mut outbound = self.outbound();
         if outbound.end.is_none() {
             outbound.end = Some(status);
@@ -133,12 +172,14 @@ impl ServerCall {
         let forgotten = std::mem::take(&mut outbound.cancel_waiters);
         drop(outbound);
         drop(forgotten);
-        self.nudge.notify_one();
+        if flush {
+            self.nudge.notify_one();
+        }
     }
 
     /// Ends a call that its handler forgot.
     pub fn abandon(&self) {
-        self.finish(Status::new(Code::INTERNAL, "the replica dropped the call without an answer"));
+        self.finish(Status::new(Code::INTERNAL, "the replica dropped the call without an answer"), true);
     }
 
     pub fn watch_writable(&self, waiter: Waiter) {
@@ -178,6 +219,7 @@ impl ServerCall {
         lane: Lane,
         peer: Arc<str>,
         exchange: Option<Arc<Exchange>>,
+        stream: u32,
         request: Envelope,
     ) -> Self {
         ServerCall {
@@ -186,6 +228,9 @@ impl ServerCall {
             lane,
             peer,
             exchange,
+            stream,
+            admission_word: request.admission_word,
+            admission_safe: AtomicBool::new(false),
             request: Mutex::new(Some(request)),
             outbound: Mutex::default(),
             nudge: Notify::new(),
@@ -219,6 +264,15 @@ impl ServerCall {
         Some(Batch { headers, items, messages, end })
     }
 
+    /// The headers have been written.
+    pub fn mark_admission_safe(&self) {
+        let mut outbound = self.outbound();
+        self.admission_safe.store(true, Ordering::Release);
+        let waiters = std::mem::take(&mut outbound.admission_waiters);
+        drop(outbound);
+        waiters.into_iter().for_each(Waiter::fire);
+    }
+
     /// Flow control accepted what was taken.
     pub fn mark_written(&self) {
         let mut outbound = self.outbound();
@@ -238,6 +292,7 @@ impl ServerCall {
         outbound.queued = 0;
         let mut waiters = std::mem::take(&mut outbound.writable_waiters);
         waiters.append(&mut outbound.cancel_waiters);
+        waiters.append(&mut outbound.admission_waiters);
         drop(outbound);
         drop(unsent);
         waiters.into_iter().for_each(Waiter::fire);

@@ -10,7 +10,7 @@ pub use call::ServerCall;
 use crate::config::{self, ServerConfig};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{self, Accepted, Lane, Listener, Socket, UnixPath, segment};
+use crate::lane::{self, Accepted, Flushes, Lane, Listener, Socket, UnixPath, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::security::{Event, Notices, Stranger, Strangers};
@@ -252,6 +252,7 @@ struct Connection {
     /// None where no token is asked for.
     stranger: Option<Stranger>,
     exchange: OnceLock<Arc<Exchange>>,
+    flushes: Arc<Flushes>,
 }
 
 impl Connection {
@@ -284,6 +285,7 @@ async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
         peer: accepted.peer().into(),
         stranger: shared.config.authorization.is_some().then(|| shared.strangers.arrived()),
         exchange: OnceLock::new(),
+        flushes: Arc::default(),
     });
     let mut phase = shared.phase.subscribe();
     let connection = tokio::select! {
@@ -331,7 +333,7 @@ async fn open(
         }
     };
     let gate = state.stranger.as_ref().map(|stranger| Arc::clone(stranger.gate()));
-    http2(socket.gated(gate)).await.ok()
+    http2(socket.gated(gate).counted(Arc::clone(&state.flushes))).await.ok()
 }
 
 /// The phase after the present one, once it has come.

@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 pub async fn serve(
     shared: &Arc<Shared>,
@@ -52,10 +53,11 @@ pub async fn serve(
     service::server_calls(dialect, connection.lane, method).increment();
     let (lane, peer) = (connection.lane, Arc::clone(&connection.peer));
     let exchange = connection.exchange.get().filter(|_| dialect == Dialect::Native).cloned();
-    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, envelope));
+    let stream = respond.stream_id().as_u32();
+    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, stream, envelope));
     shared.calls.fetch_add(1, Ordering::Relaxed);
     shared.handler.incoming(Arc::clone(&call));
-    if let Err(End::Lost) = answer(&call, respond).await {
+    if let Err(End::Lost) = answer(connection, &call, respond).await {
         COUNTERS.server_cancels.increment();
         call.mark_cancelled();
     }
@@ -141,7 +143,11 @@ impl From<h2::Error> for End {
     }
 }
 
-async fn answer(call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Result<(), End> {
+/// An admission that its caller can look up leaves with an answer that follows within this time: one write here,
+/// one wake-up there.
+const ADMISSION_PATIENCE: Duration = Duration::from_millis(1);
+
+async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Result<(), End> {
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
     let mut lent = Grants::default();
@@ -158,14 +164,29 @@ async fn answer(call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Resul
                 _ = poll_fn(|cx| stream.poll_reset(cx)) => return Err(End::Lost),
             },
         };
+        let batch = if batch.is_bare_admission() && call.is_admission_safe() {
+            match tokio::time::timeout(ADMISSION_PATIENCE, call.next_batch()).await {
+                Ok(next) => Batch { headers: batch.headers, ..next },
+                Err(_) => batch,
+            }
+        } else {
+            batch
+        };
         if let (None, Some(end)) = (&stream, trailers_only(&batch)) {
             refuse(&mut respond, end);
             return Ok(());
         }
+        let flushes = connection.flushes.count();
         let open = match &mut stream {
             Some(open) => open,
             none => none.insert(respond.send_response(headers(batch.headers), false)?),
         };
+        if batch.is_bare_admission() && !call.is_admission_safe() {
+            tokio::select! {
+                () = connection.flushes.after(flushes) => call.mark_admission_safe(),
+                _ = poll_fn(|cx| open.poll_reset(cx)) => return Err(End::Lost),
+            }
+        }
         if let Some((false, _)) = batch.headers {
             COUNTERS.server_rejections.increment();
         }

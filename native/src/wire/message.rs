@@ -12,6 +12,7 @@ const BODY: u32 = 2;
 const BUFFER: u32 = 3;
 const SEGMENT: u32 = 4;
 const BODY_SEGMENT: u32 = 5;
+const ADMISSION_WORD: u32 = 6;
 const PADDING: u32 = 15;
 const EXTRA: u32 = 15;
 
@@ -96,6 +97,8 @@ pub struct Envelope {
     /// Memory to be put in the place of the body and of the buffers: see `lane::exchange`.
     pub body_segment: Option<SegmentRef>,
     pub segments: Vec<SegmentRef>,
+    /// One more than the index of the word in which an admission is to be noted; 0 for none.
+    pub admission_word: u32,
     /// Only of Ray's ASGIRequest.
     pub fields: Vec<Slice>,
     /// Bytes of the whole message.
@@ -135,9 +138,10 @@ pub fn encode_metadata<'a>(strings: impl Iterator<Item = &'a str>, extra: &[u8])
 }
 
 /// A framed CallRequest with encoded metadata.
-pub fn encode_call_request(metadata: Bytes, content: Content) -> Result<FrameBuf, WireError> {
+pub fn encode_call_request(metadata: Bytes, content: Content, admission_word: u32) -> Result<FrameBuf, WireError> {
     let mut out = Encoder::new();
     out.field(METADATA, vec![metadata]);
+    out.varint_field(ADMISSION_WORD, u64::from(admission_word));
     out.payload(content);
     out.finish()
 }
@@ -277,6 +281,7 @@ struct Parts {
     buffers: Vec<std::ops::Range<usize>>,
     body_segment: Option<SegmentRef>,
     segments: Vec<SegmentRef>,
+    admission_word: u32,
 }
 
 impl Parts {
@@ -288,6 +293,10 @@ impl Parts {
             match varint::take_field(bytes, &mut at)? {
                 Field::Varint(KIND, value) => {
                     parts.kind = u32::try_from(value).map_err(|_| WireError::Malformed("kind is over 32 bits"))?;
+                }
+                Field::Varint(ADMISSION_WORD, value) => {
+                    parts.admission_word =
+                        u32::try_from(value).map_err(|_| WireError::Malformed("admission_word is over 32 bits"))?;
                 }
                 Field::Range(METADATA, range) => parts.first = Some(range),
                 Field::Range(BODY, range) => parts.body = Some(range),
@@ -317,6 +326,7 @@ impl Parts {
             buffers: aligned(payload, self.buffers),
             body_segment: self.body_segment,
             segments: self.segments,
+            admission_word: self.admission_word,
             size: payload.len(),
             ..Envelope::default()
         }
@@ -498,13 +508,14 @@ mod tests {
                 body.iter().cloned().map(Bytes::from).collect(),
                 buffers.iter().cloned().map(Bytes::from).collect(),
             );
-            let framed = encode_call_request(metadata, content).unwrap();
+            let framed = encode_call_request(metadata, content, 7).unwrap();
             let parsed = parse_call_request(&payload(framed)).unwrap();
             if strings.iter().all(String::is_empty) && extra.is_empty() {
                 prop_assert_eq!(parsed.metadata, Metadata::default());
             } else {
                 prop_assert_eq!(parsed.metadata, Metadata { strings, extra: Bytes::from(extra) });
             }
+            prop_assert_eq!(parsed.admission_word, 7);
             prop_assert_eq!(parsed.body.as_slice(), body.concat());
             prop_assert_eq!(parsed.buffers.len(), buffers.len());
             for (region, buffer) in parsed.buffers.iter().zip(&buffers) {
