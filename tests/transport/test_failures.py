@@ -29,6 +29,18 @@ async def test_nobody_listening_is_unavailable_and_was_not_sent(lane, tmp_path):
     assert channel.failure() == (code, text)
 
 
+async def test_a_peer_that_is_gone_is_not_asked_as_fast_as_calls_come(tmp_path):
+    before = _native.statistics()["client_connect_failures"]
+    channel = _native.Channel([f"unix:{tmp_path}/none.sock"])
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    for _ in range(6):
+        await status(channel.call(0, (), b"", b"", ()))
+    # Pauses of 10, 20, 40, 80 and 160 ms.
+    assert loop.time() - began > 0.25
+    assert _native.statistics()["client_connect_failures"] == before + 6
+
+
 async def test_the_next_endpoint_is_tried(tmp_path):
     async with endpoints(echo, "tcp", tmp_path) as ends:
         channel = _native.Channel([f"unix:{tmp_path}/none.sock", f"tcp:127.0.0.1:{ends.server.port}"])

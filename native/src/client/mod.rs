@@ -15,6 +15,7 @@ use bytes::Bytes;
 use connection::Connection;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 pub struct Channel {
@@ -37,7 +38,24 @@ struct Link {
     /// Kept over reconnects: a process does not change what it speaks.
     dialect: Option<Dialect>,
     failure: Option<Status>,
+    /// Attempts that failed since the last connection, and when the last of them did.
+    failures: u32,
+    failed_at: Option<Instant>,
     closed: bool,
+}
+
+/// Pause before the second attempt to connect, doubled for each one after it up to the longest. A router asks again
+/// as fast as it is refused.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+
+impl Link {
+    /// What is left of the pause before the next attempt.
+    fn backoff(&self) -> Duration {
+        let Some(failed_at) = self.failed_at.filter(|_| self.failures > 0) else { return Duration::ZERO };
+        let pause = SHORTEST_PAUSE.saturating_mul(1 << (self.failures - 1).min(16)).min(LONGEST_PAUSE);
+        pause.saturating_sub(failed_at.elapsed())
+    }
 }
 
 /// A request ready to be sent.
@@ -184,6 +202,10 @@ impl Channel {
     }
 
     async fn settle(&self) {
+        let backoff = self.link().backoff();
+        if !backoff.is_zero() {
+            tokio::time::sleep(backoff).await;
+        }
         let result = connection::establish(&self.config).await;
         let mut link = self.link();
         link.connecting = false;
@@ -192,11 +214,14 @@ impl Channel {
                 COUNTERS.client_connections.increment();
                 link.dialect = Some(connection.dialect);
                 link.failure = None;
+                link.failures = 0;
                 link.connection = (!link.closed).then(|| connection.clone());
             }
             Err(status) => {
                 COUNTERS.client_connect_failures.increment();
                 link.failure = Some(status.clone());
+                link.failures = link.failures.saturating_add(1);
+                link.failed_at = Some(Instant::now());
                 link.connection = None;
             }
         }

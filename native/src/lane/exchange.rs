@@ -194,7 +194,7 @@ impl Drop for Grants {
 /// One end of a connection's shared memory.
 #[derive(Debug)]
 pub struct Exchange {
-    control: Control,
+    control: Arc<Control>,
     peer_control: Arc<Control>,
     lending: Mutex<Lending>,
     /// Admission words that no call uses.
@@ -253,7 +253,7 @@ pub struct Placed {
 impl Exchange {
     pub fn new(control: Control, peer_control: Control, socket: super::fds::Sender, peer: Peer) -> Arc<Exchange> {
         let exchange = Arc::new(Exchange {
-            control,
+            control: Arc::new(control),
             peer_control: Arc::new(peer_control),
             lending: Mutex::default(),
             admissions: Mutex::new((0..ADMISSIONS).rev().collect()),
@@ -447,7 +447,7 @@ impl Exchange {
                 hold.taint();
             }
         }
-        lock(&ORPHANS).push((self.peer.clone(), lent));
+        lock(&ORPHANS).push(Orphan { peer: self.peer.clone(), control: Arc::clone(&self.control), lent });
         self.announced.notify_waiters();
     }
 
@@ -572,22 +572,26 @@ fn take_segment(size: usize) -> Option<Hold> {
 }
 
 /// Memory lent to peers whose connection was lost, but which live: they may still read it.
-static ORPHANS: Mutex<Vec<(Peer, Vec<Grant>)>> = Mutex::new(Vec::new());
+static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
+
+struct Orphan {
+    peer: Peer,
+    control: Arc<Control>,
+    lent: Vec<Grant>,
+}
 
 fn reap_orphans() {
-    let mut gone = Vec::new();
-    {
-        let mut orphans = lock(&ORPHANS);
-        let mut index = 0;
-        while index < orphans.len() {
-            if orphans[index].0.is_gone() {
-                gone.push(orphans.swap_remove(index));
-            } else {
-                index += 1;
-            }
-        }
-    }
-    drop(gone);
+    let mut returned = Vec::new();
+    lock(&ORPHANS).retain_mut(|orphan| {
+        let gone = orphan.peer.is_gone();
+        let still_lent = |grant: &Grant| !gone && orphan.control.value(grant.slot) != FREE;
+        let (kept, back) = std::mem::take(&mut orphan.lent).into_iter().partition(still_lent);
+        orphan.lent = kept;
+        returned.push(back);
+        !orphan.lent.is_empty()
+    });
+    // Dropping what came back takes other locks.
+    drop::<Vec<Vec<Grant>>>(returned);
 }
 
 /// Runs the copies of one message: on two threads when they are large.
