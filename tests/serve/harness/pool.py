@@ -27,8 +27,9 @@ NOISE = re.compile(
     r"|already borrowed|SystemError|Fatal Python error"
 )
 
-#: Except for what Ray's proxy leaves on every transport when a client of its gRPC ingress goes away.
-RAYS_OWN = re.compile(r"coro=<ProxyResponseGenerator\._await_response\(\)")
+#: Except for what Ray leaves on every transport: in its proxy when a client of the gRPC ingress goes away, and in its
+#: router when it asks a dead replica for its queue.
+RAYS_OWN = re.compile(r"coro=<(ProxyResponseGenerator\._await_response|RunningReplica\.get_queue_len)\(\)")
 
 
 class ScenarioFailed(AssertionError):
