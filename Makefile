@@ -124,7 +124,7 @@ audit: $(VENV)/test ## Known vulnerabilities and licences of every dependency (n
 	@$(BIN)/pip-audit --skip-editable --progress-spinner off
 
 .PHONY: lint
-lint: $(VENV)/dev ## ruff, mypy, cargo fmt and clippy
+lint: $(VENV)/dev $(VENV)/test ## ruff, mypy, cargo fmt and clippy
 	$(call step,lint)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
