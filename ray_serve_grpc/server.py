@@ -27,6 +27,10 @@ LAST_WORDS_S = 0.2
 #: Items of a stream after which the loop gets a turn, even if user code never awaits anything.
 BURST = 64
 
+#: How long a refused stream of a stock caller stays open. grpc.aio shows no headers, and so no refusal, where the
+#: end of a stream comes before it has asked for them, which it does only after its request is sent.
+REFUSAL_LINGERS_S = 0.05
+
 #: Characters of an error that go into the status of a call; headers have little room.
 LONGEST_DETAIL = 2000
 
@@ -166,6 +170,8 @@ class ReplicaServer:
                     if call.dialect == _native.DIALECT_STOCK:
                         # grpcio reports a unary call without a message as failed.
                         call.send(0, b"")
+                        if streaming:
+                            await asyncio.sleep(REFUSAL_LINGERS_S)
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
                 else:

@@ -20,7 +20,7 @@ ENVIRONMENTS = ROOT / ".venv-ray"
 VERSIONS = ("2.54.1", "2.55.1", "2.58.0", "2.60.0")
 
 #: what a Ray needs besides what it says itself
-PINS = {"2.54.": "protobuf<7", "2.58.": "jinja2"}
+PINS = {"2.54.": "protobuf<7", "2.55.": "protobuf<7", "2.58.": "jinja2"}
 
 #: calls, streams, errors, mixed processes, TLS: what Ray changed between these versions
 SERVE = (
