@@ -167,6 +167,15 @@ class Channel:
 
         Its answers are messages (is_error, serialized_message, ()).
         """
+    def ping(self, timeout: float = 5.0) -> tuple[float, str, str, bool]:
+        """(seconds of a round trip, lane, version of the plugin at the peer, whether shared memory was agreed on).
+
+        Connects if need be, which the time leaves out; then exchanges a small message that no user code sees. The
+        version is "" where the peer has no plugin. Blocks without the GIL for `timeout` seconds at most.
+
+        Raises:
+            ConnectionError: there is no connection, or no answer in time.
+        """
     @property
     def lane(self) -> str:
         """Lane of the present connection: "unix", "tcp" or "" when there is none."""

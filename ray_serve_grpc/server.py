@@ -121,6 +121,7 @@ class ReplicaServer:
             tls=self._tls,
             on_notice=self._on_notice,
             max_message_size=self._limit,
+            version=_native.__version__,
         )
         return self._server.port
 

@@ -17,7 +17,7 @@ use prost::Message;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::time::timeout;
 
 /// grpc servers end a connection that is pinged more often without data.
@@ -172,19 +172,50 @@ async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Durat
     }
 }
 
+/// One Handshake over a connection that has had its own: what the peer says of itself, and how long that took. A peer
+/// without the plugin says nothing.
+pub async fn ping(config: &ChannelConfig, connection: &Connection) -> Result<Pong, Status> {
+    let request = super::exchange::http_request(config, service::uri(HANDSHAKE_PATH));
+    let began = Instant::now();
+    let answer = match unary(request, connection.sender.clone(), &hello()).await {
+        Err(status) if status.code == Code::UNIMPLEMENTED => HandshakeResponse::default(),
+        answer => answer?,
+    };
+    Ok(Pong {
+        round_trip: began.elapsed(),
+        version: answer.version,
+        lane: connection.lane,
+        shared_memory: connection.exchange.is_some(),
+    })
+}
+
+/// What a ping found.
+#[derive(Debug)]
+pub struct Pong {
+    pub round_trip: Duration,
+    /// Of the plugin at the peer; empty where there is none.
+    pub version: String,
+    pub lane: Lane,
+    /// Whether the connection has a side socket for shared memory.
+    pub shared_memory: bool,
+}
+
+fn hello() -> HandshakeRequest {
+    HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() }
+}
+
 async fn shake_hands(
     config: &ChannelConfig,
     sender: SendRequest<FrameBuf>,
     side: Option<(Nonce, Arc<Exchange>)>,
 ) -> Result<(Dialect, Option<Arc<Exchange>>), Status> {
-    let hello = HandshakeRequest { version: crate::VERSION.to_owned(), capabilities: Vec::new() };
     let mut request = super::exchange::http_request(config, service::uri(HANDSHAKE_PATH));
     if let Some((nonce, _)) = &side
         && let Ok(value) = HeaderValue::from_str(&nonce.to_text())
     {
         request.headers_mut().insert(NONCE_HEADER, value);
     }
-    let answer = match unary(request, sender, &hello).await {
+    let answer = match unary(request, sender, &hello()).await {
         Ok(answer) => answer,
         Err(status) if status.code == Code::UNIMPLEMENTED => return Ok((Dialect::Stock, None)),
         Err(status) => return Err(status),

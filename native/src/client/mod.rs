@@ -5,7 +5,7 @@ mod exchange;
 
 use crate::call::CallState;
 use crate::config::ChannelConfig;
-use crate::error::Status;
+use crate::error::{Code, Status};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
@@ -13,10 +13,12 @@ use crate::signal::Waiter;
 use crate::wire::{Content, FrameBuf};
 use bytes::Bytes;
 use connection::Connection;
+pub use connection::Pong;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 pub struct Channel {
     config: ChannelConfig,
@@ -162,6 +164,23 @@ impl Channel {
         if !link.closed && !link.connection.as_ref().is_some_and(Connection::is_open) {
             self.ensure_connecting(&mut link);
         }
+    }
+
+    /// A small round trip that no user code sees; connects if need be. One answer comes out, or none after a failure
+    /// of the runtime.
+    pub fn ping(self: &Arc<Self>, patience: Duration) -> mpsc::Receiver<Result<Pong, Status>> {
+        let (sender, answer) = mpsc::sync_channel(1);
+        let channel = Arc::clone(self);
+        runtime::handle().spawn(async move {
+            let ping = async {
+                let connection = channel.connection().await?;
+                connection::ping(&channel.config, &connection).await
+            };
+            let unanswered = |_| Err(Status::new(Code::DEADLINE_EXCEEDED, format!("no answer within {patience:?}")));
+            // Whoever asked may have given up.
+            let _ = sender.send(timeout(patience, ping).await.unwrap_or_else(unanswered));
+        });
+        answer
     }
 
     /// No new calls; the connection ends with the last call in flight.

@@ -12,7 +12,7 @@ use crate::runtime::PerProcess;
 use crate::service::Method;
 use crate::wire::{self, Content, Envelope};
 use http::HeaderValue;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::sync::Arc;
@@ -135,6 +135,19 @@ impl Channel {
     #[getter]
     fn lane(&self) -> &'static str {
         self.channel.current().lane()
+    }
+
+    #[pyo3(signature = (timeout = 5.0))]
+    fn ping(&self, py: Python<'_>, timeout: f64) -> PyResult<(f64, &'static str, String, bool)> {
+        let patience = seconds("timeout", timeout)?;
+        let answer = self.channel.current().ping(patience);
+        // The ping has its own limit; a little later, its runtime did not get round to it.
+        let answer = py.detach(move || answer.recv_timeout(patience.saturating_add(SIGNAL_INTERVAL)));
+        match answer {
+            Ok(Ok(pong)) => Ok((pong.round_trip.as_secs_f64(), pong.lane.name(), pong.version, pong.shared_memory)),
+            Ok(Err(Status { detail, .. })) => Err(PyConnectionError::new_err(detail)),
+            Err(_) => Err(PyConnectionError::new_err(format!("no answer within {timeout} s"))),
+        }
     }
 
     fn close(&self) {
