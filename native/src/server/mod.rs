@@ -23,7 +23,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
@@ -102,13 +102,13 @@ impl Server {
             calls: AtomicUsize::new(0),
             connection_ended: Notify::new(),
         });
-        tokio::spawn(accept_all(Listener::Tcp(tcp), Arc::clone(&shared)));
+        tokio::spawn(accept_all(Listener::Tcp(tcp), Arc::clone(&shared), serve_calls));
         let unix = unix.map(|(listener, path)| {
-            tokio::spawn(accept_all(Listener::Unix(listener), Arc::clone(&shared)));
+            tokio::spawn(accept_all(Listener::Unix(listener), Arc::clone(&shared), serve_calls));
             path
         });
         let side = side.map(|(listener, path)| {
-            tokio::spawn(accept_side(listener, Arc::clone(&shared)));
+            tokio::spawn(accept_all(Listener::Unix(listener), Arc::clone(&shared), serve_side));
             path
         });
         Ok(Server { port, unix, _side: side, shared })
@@ -197,7 +197,8 @@ impl Shared {
     }
 }
 
-async fn accept_all(listener: Listener, shared: Arc<Shared>) {
+/// Hands each connection that arrives to `serve`, until the server stops.
+async fn accept_all(listener: Listener, shared: Arc<Shared>, serve: impl Fn(Accepted, Arc<Shared>)) {
     let mut phase = shared.phase.subscribe();
     loop {
         let accepted = tokio::select! {
@@ -205,16 +206,7 @@ async fn accept_all(listener: Listener, shared: Arc<Shared>) {
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok(accepted) => {
-                COUNTERS.server_connections.increment();
-                shared.connections.fetch_add(1, Ordering::AcqRel);
-                let shared = Arc::clone(&shared);
-                tokio::spawn(async move {
-                    serve_connection(accepted, &shared).await;
-                    shared.connections.fetch_sub(1, Ordering::AcqRel);
-                    shared.connection_ended.notify_waiters();
-                });
-            }
+            Ok(accepted) => serve(accepted, Arc::clone(&shared)),
             Err(error) => {
                 shared.notice(Event::NotAccepted, || error.to_string());
                 tokio::time::sleep(ACCEPT_BACKOFF).await;
@@ -223,26 +215,24 @@ async fn accept_all(listener: Listener, shared: Arc<Shared>) {
     }
 }
 
-async fn accept_side(listener: UnixListener, shared: Arc<Shared>) {
-    let mut phase = shared.phase.subscribe();
-    loop {
-        let accepted = tokio::select! {
-            _ = phase.wait_for(|phase| *phase != Phase::Serving) => return,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((socket, _)) => {
-                let shared = Arc::clone(&shared);
-                tokio::spawn(async move {
-                    let register = |nonce, exchange| shared.add_unclaimed(nonce, exchange);
-                    if let Err(error) = fds::accept(socket, register).await {
-                        tracing::debug!(%error, "no shared memory with a peer");
-                    }
-                });
-            }
-            Err(_) => tokio::time::sleep(ACCEPT_BACKOFF).await,
+fn serve_calls(accepted: Accepted, shared: Arc<Shared>) {
+    COUNTERS.server_connections.increment();
+    shared.connections.fetch_add(1, Ordering::AcqRel);
+    tokio::spawn(async move {
+        serve_connection(accepted, &shared).await;
+        shared.connections.fetch_sub(1, Ordering::AcqRel);
+        shared.connection_ended.notify_waiters();
+    });
+}
+
+fn serve_side(accepted: Accepted, shared: Arc<Shared>) {
+    let Accepted::Unix(socket) = accepted else { return };
+    tokio::spawn(async move {
+        let register = |nonce, exchange| shared.add_unclaimed(nonce, exchange);
+        if let Err(error) = fds::accept(socket, register).await {
+            tracing::debug!(%error, "no shared memory with a peer");
         }
-    }
+    });
 }
 
 /// What the streams of a connection share.

@@ -1,0 +1,343 @@
+//! What this end has lent to its peer.
+
+use super::borrower::{Lease, forwardable};
+use super::control::{Control, FREE, GRANTED, SLOTS};
+use super::{Exchange, Peer, collect_returned, lock};
+use crate::lane::segment::{self, Hold, Segment};
+use crate::lane::sys::Mapping;
+use crate::metrics::COUNTERS;
+use crate::wire::{ALIGNMENT, SegmentRef};
+use bytes::Bytes;
+use rustix::fd::{AsFd, BorrowedFd};
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, Weak};
+
+/// Memory that can be lent to a peer.
+#[derive(Clone, Debug)]
+enum Source {
+    Own(Arc<Hold>),
+    /// Lent to this process, and passed on.
+    Foreign(Arc<Lease>),
+}
+
+impl Source {
+    fn key(&self) -> u64 {
+        match self {
+            Source::Own(hold) => hold.segment().key,
+            Source::Foreign(lease) => lease.segment.key,
+        }
+    }
+
+    fn file(&self) -> BorrowedFd<'_> {
+        match self {
+            Source::Own(hold) => hold.segment().file(),
+            Source::Foreign(lease) => lease.segment.file.as_fd(),
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Source::Own(hold) => hold.segment().memory.len(),
+            Source::Foreign(lease) => lease.segment.size,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Grant {
+    slot: u32,
+    source: Source,
+    bytes: usize,
+    /// HTTP/2 stream of the response that it belongs to; 0 for a request.
+    stream: u32,
+}
+
+/// What was lent with one message or one call; taken back when dropped before the peer took it.
+#[derive(Debug, Default)]
+pub struct Grants {
+    slots: Vec<u32>,
+    exchange: Weak<Exchange>,
+}
+
+impl Grants {
+    /// The peer has the message, or will have it: the lease words tell the rest.
+    pub fn settle(mut self) {
+        self.slots.clear();
+    }
+
+    pub fn append(&mut self, mut other: Grants) {
+        self.slots.append(&mut other.slots);
+        if self.exchange.strong_count() == 0 {
+            self.exchange = std::mem::take(&mut other.exchange);
+        }
+    }
+
+    /// Says which response it belongs to, for when the peer gives that up.
+    pub fn belong_to(&self, stream: u32) {
+        let Some(exchange) = self.exchange.upgrade() else { return };
+        let mut lending = lock(&exchange.lending);
+        for slot in &self.slots {
+            if let Some(grant) = lending.grants.get_mut(slot) {
+                grant.stream = stream;
+            }
+        }
+    }
+
+    /// Bytes of it that the peer has not given back.
+    pub fn outstanding(&mut self) -> usize {
+        let Some(exchange) = self.exchange.upgrade() else { return 0 };
+        let lending = lock(&exchange.lending);
+        let bytes = |slot: &u32| {
+            let lent = exchange.control.value(*slot) != FREE;
+            lending.grants.get(slot).filter(|_| lent).map(|grant| grant.bytes)
+        };
+        self.slots.retain(|slot| bytes(slot).is_some());
+        self.slots.iter().filter_map(bytes).sum()
+    }
+}
+
+impl Drop for Grants {
+    fn drop(&mut self) {
+        if let Some(exchange) = self.exchange.upgrade() {
+            for slot in &self.slots {
+                exchange.control.change(*slot, GRANTED, FREE);
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Lending {
+    grants: HashMap<u32, Grant>,
+    next_slot: u32,
+    /// Key of a segment -> id under which the peer knows it.
+    announced: HashMap<u64, u32>,
+    /// Own segments that were announced, to tell the peer when they are gone.
+    own: Vec<(u64, Weak<Segment>)>,
+    next_id: u32,
+}
+
+/// Placed buffers of one message: what the message says of them, and the grants behind it.
+#[derive(Debug, Default)]
+pub struct Placed {
+    pub body: Option<SegmentRef>,
+    pub buffers: Vec<SegmentRef>,
+    pub grants: Grants,
+}
+
+impl Exchange {
+    /// Lends `body` (when it is given) and `buffers` to the peer. None when there is no room for them: the
+    /// message goes by the socket then. Copies with up to two threads: call it where blocking is allowed.
+    pub fn place(self: &Arc<Self>, body: Option<&[Bytes]>, buffers: &[Bytes]) -> Option<Placed> {
+        if self.closed.load(Ordering::Acquire) {
+            return None;
+        }
+        let mut placed =
+            Placed { grants: Grants { slots: Vec::new(), exchange: Arc::downgrade(self) }, ..Placed::default() };
+        let forwarded: Vec<Option<Arc<Lease>>> = forwardable(buffers);
+        let copied: usize = buffers
+            .iter()
+            .zip(&forwarded)
+            .filter(|(_, lease)| lease.is_none())
+            .map(|(buffer, _)| buffer.len().next_multiple_of(ALIGNMENT))
+            .sum();
+        let body_bytes: usize = body.map_or(0, |parts| parts.iter().map(Bytes::len).sum());
+        let total = copied + body_bytes.next_multiple_of(ALIGNMENT);
+        let copies_any = body.is_some() || forwarded.iter().any(Option::is_none);
+        let hold = if copies_any { Some(Arc::new(take_segment(total)?)) } else { None };
+        let mut at = 0;
+        let mut copies: Vec<(usize, Bytes)> = Vec::new();
+        if let (Some(parts), Some(hold)) = (body, &hold) {
+            let lent = self.lend(Source::Own(Arc::clone(hold)), total, &mut placed.grants)?;
+            for part in parts {
+                copies.push((at, part.clone()));
+                at += part.len();
+            }
+            placed.body = Some(SegmentRef { ranges: vec![(0, body_bytes as u64)], ..lent });
+            at = at.next_multiple_of(ALIGNMENT);
+        }
+        for (buffer, lease) in buffers.iter().zip(forwarded) {
+            let (source, offset) = match lease {
+                Some(lease) => {
+                    let offset = buffer.as_ptr() as usize - lease.mapping().address();
+                    COUNTERS.shm_bytes_forwarded.add(buffer.len());
+                    (Source::Foreign(lease), offset)
+                }
+                None => {
+                    copies.push((at, buffer.clone()));
+                    let offset = at;
+                    at = (at + buffer.len()).next_multiple_of(ALIGNMENT);
+                    (Source::Own(Arc::clone(hold.as_ref()?)), offset)
+                }
+            };
+            self.add_range(source, (offset as u64, buffer.len() as u64), total, &mut placed)?;
+        }
+        if let Some(hold) = &hold {
+            copy_all(&hold.segment().memory, &copies);
+        }
+        COUNTERS.shm_messages_sent.increment();
+        COUNTERS.shm_bytes_sent.add(at);
+        Some(placed)
+    }
+
+    /// Adds a range to the last segment named, or names another one.
+    fn add_range(self: &Arc<Self>, source: Source, range: (u64, u64), total: usize, placed: &mut Placed) -> Option<()> {
+        let known = {
+            let lending = lock(&self.lending);
+            let id = lending.announced.get(&source.key()).copied();
+            placed
+                .buffers
+                .last()
+                .or(placed.body.as_ref())
+                .filter(|last| id == Some(last.id))
+                .map(|last| (last.id, last.slot))
+        };
+        match (known, placed.buffers.last_mut()) {
+            (Some((_, slot)), Some(last)) if last.slot == slot => last.ranges.push(range),
+            (Some((id, slot)), _) => placed.buffers.push(SegmentRef { id, slot, ranges: vec![range] }),
+            (None, _) => {
+                let lent = self.lend(source, total, &mut placed.grants)?;
+                placed.buffers.push(SegmentRef { ranges: vec![range], ..lent });
+            }
+        }
+        Some(())
+    }
+
+    fn lend(&self, source: Source, bytes: usize, grants: &mut Grants) -> Option<SegmentRef> {
+        let mut lending = lock(&self.lending);
+        self.reap(&mut lending);
+        let slot = (0..SLOTS)
+            .map(|step| (lending.next_slot + step) % SLOTS)
+            .find(|slot| !lending.grants.contains_key(slot))?;
+        lending.next_slot = (slot + 1) % SLOTS;
+        let id = self.announce(&mut lending, &source)?;
+        self.control.set(slot, GRANTED);
+        lending.grants.insert(slot, Grant { slot, source, bytes, stream: 0 });
+        grants.slots.push(slot);
+        Some(SegmentRef { id, slot, ranges: Vec::new() })
+    }
+
+    /// Sends the segment's descriptor, once. None when the socket takes no more just now.
+    fn announce(&self, lending: &mut Lending, source: &Source) -> Option<u32> {
+        let key = source.key();
+        if let Some(id) = lending.announced.get(&key) {
+            return Some(*id);
+        }
+        let id = lending.next_id;
+        self.socket.segment(id, source.size() as u64, source.file()).ok()?;
+        lending.next_id += 1;
+        lending.announced.insert(key, id);
+        if let Source::Own(hold) = source {
+            lending.own.push((key, Arc::downgrade(hold.segment())));
+        }
+        Some(id)
+    }
+
+    /// Forgets what the peer gave back, and tells it which segments are gone.
+    pub(super) fn reap(&self, lending: &mut Lending) {
+        lending.grants.retain(|slot, _| self.control.value(*slot) != FREE);
+        let Lending { own, announced, .. } = lending;
+        own.retain(|(key, segment)| {
+            let lives = segment.strong_count() > 0;
+            if !lives && let Some(id) = announced.remove(key) {
+                // If it does not go out, the peer keeps a mapping until the connection ends.
+                let _ = self.socket.forget(id);
+            }
+            lives
+        });
+    }
+
+    /// The peer will not read what was lent with this response and not taken yet.
+    pub fn take_back(&self, stream: u32) {
+        let mut lending = lock(&self.lending);
+        for grant in lending.grants.values().filter(|grant| grant.stream == stream) {
+            self.control.change(grant.slot, GRANTED, FREE);
+        }
+        self.reap(&mut lending);
+    }
+
+    /// Tells the peer that nobody reads the response on this stream any more.
+    pub fn abandon(&self, stream: u32) {
+        let _ = self.socket.abandon(stream);
+    }
+
+    /// The connection has ended: what the peer has taken is not used again while it may read it.
+    pub(super) fn leave_lent(&self) {
+        let grants = std::mem::take(&mut lock(&self.lending).grants);
+        let lent: Vec<Grant> = grants
+            .into_values()
+            .filter(|grant| !self.control.change(grant.slot, GRANTED, FREE) && self.control.value(grant.slot) != FREE)
+            .collect();
+        if lent.is_empty() || self.peer.is_gone() {
+            return;
+        }
+        for grant in &lent {
+            if let Source::Own(hold) = &grant.source {
+                hold.taint();
+            }
+        }
+        lock(&ORPHANS).push(Orphan { peer: self.peer.clone(), control: Arc::clone(&self.control), lent });
+    }
+}
+
+fn take_segment(size: usize) -> Option<Hold> {
+    if let Some(hold) = segment::pool().take_warm(size) {
+        return Some(hold);
+    }
+    collect_returned();
+    segment::pool().take(size)
+}
+
+/// Memory lent to peers whose connection was lost, but which live: they may still read it.
+static ORPHANS: Mutex<Vec<Orphan>> = Mutex::new(Vec::new());
+
+struct Orphan {
+    peer: Peer,
+    control: Arc<Control>,
+    lent: Vec<Grant>,
+}
+
+pub(super) fn reap_orphans() {
+    let mut returned = Vec::new();
+    lock(&ORPHANS).retain_mut(|orphan| {
+        let gone = orphan.peer.is_gone();
+        let still_lent = |grant: &Grant| !gone && orphan.control.value(grant.slot) != FREE;
+        let (kept, back) = std::mem::take(&mut orphan.lent).into_iter().partition(still_lent);
+        orphan.lent = kept;
+        returned.push(back);
+        !orphan.lent.is_empty()
+    });
+    // Dropping what came back takes other locks.
+    drop::<Vec<Vec<Grant>>>(returned);
+}
+
+/// Runs the copies of one message: on two threads when they are large.
+fn copy_all(memory: &Mapping, copies: &[(usize, Bytes)]) {
+    const SPLIT_FROM: usize = 8 << 20;
+    let total: usize = copies.iter().map(|(_, bytes)| bytes.len()).sum();
+    if total < SPLIT_FROM {
+        for (offset, bytes) in copies {
+            memory.write(*offset, bytes);
+        }
+        return;
+    }
+    std::thread::scope(|scope| {
+        let second = scope.spawn(|| copy_part(memory, copies, total / 2, total));
+        copy_part(memory, copies, 0, total / 2);
+        second.join().expect("copying does not panic");
+    });
+}
+
+/// Copies the bytes `from..to` of all copies taken together.
+fn copy_part(memory: &Mapping, copies: &[(usize, Bytes)], from: usize, to: usize) {
+    let mut passed = 0;
+    for (offset, bytes) in copies {
+        let start = from.saturating_sub(passed).min(bytes.len());
+        let end = to.saturating_sub(passed).min(bytes.len());
+        if start < end {
+            memory.write(offset + start, &bytes[start..end]);
+        }
+        passed += bytes.len();
+    }
+}
