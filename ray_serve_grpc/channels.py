@@ -44,7 +44,7 @@ def lease(actor_id: bytes, endpoints: Sequence[str], *, deployment: str) -> Peer
     with _lock:
         peer = _peers.get(actor_id)
         if peer is None:
-            peer = _peers[actor_id] = Peer(actor_id, endpoints, deployment, _channel(actor_id, endpoints))
+            peer = _peers[actor_id] = Peer(actor_id, endpoints, deployment, channel_to(actor_id, endpoints))
         peer.holders += 1
         return peer
 
@@ -66,7 +66,8 @@ def statistics() -> dict[str, dict[str, int]]:
         return {peer.actor_id.hex(): peer.channel.statistics() for peer in list(_peers.values())}
 
 
-def _channel(actor_id: bytes, endpoints: Sequence[str]) -> Channel:
+def channel_to(actor_id: bytes, endpoints: Sequence[str]) -> Channel:
+    """A channel of its own, with this process's settings, token and certificates."""
     lanes.prepare()
     settings = config.settings()
     return Channel(

@@ -115,3 +115,14 @@ def ray_version() -> str | None:
         except metadata.PackageNotFoundError:
             return None
     return str(version)
+
+
+def try_on() -> None:
+    """Imports every module of Ray that a patch goes on, so that `outcomes` tells of all of them.
+
+    Raises:
+        ImportError: this Ray lacks one.
+    """
+    import_module("ray.serve")
+    for name in hook.TARGETS:
+        import_module(name)

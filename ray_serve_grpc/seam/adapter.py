@@ -48,7 +48,9 @@ __all__ = [
     "replica_endpoints",
     "server_authorization",
     "server_binding",
+    "socket_folder",
     "tls_credentials",
+    "token_is_demanded",
     "track_in_flight",
     "user_code_has_its_own_thread",
 ]
@@ -199,6 +201,12 @@ def server_binding(actor_id: str) -> tuple[str, str | None]:
     return host, path
 
 
+def socket_folder() -> str | None:
+    """Where the replicas of this node have their sockets; None in a process outside of any Ray session."""
+    folder = _session_folder()
+    return None if folder is None else os.path.join(folder, SOCKET_FOLDER)
+
+
 def authorization() -> str | None:
     """Value of the `authorization` header that Ray would send to a replica, or None without token auth."""
     try:
@@ -213,6 +221,15 @@ def authorization() -> str | None:
         return None
     headers: dict[str, str] = loader.get_token_for_http_header()
     return next((value for name, value in headers.items() if name.lower() == "authorization"), None)
+
+
+def token_is_demanded() -> bool:
+    """Whether Ray's token authentication is on in this process."""
+    try:
+        from ray._private.authentication import authentication_utils
+    except ImportError:
+        return False
+    return bool(authentication_utils.is_token_auth_enabled())
 
 
 def server_authorization() -> str | None:
@@ -276,10 +293,10 @@ def _own_node_id() -> str | None:
 
 def _socket_path(actor_id: str) -> str | None:
     """Both ends derive it: the caller from the replica's actor id, the replica from its own."""
-    folder = _session_folder()
+    folder = socket_folder()
     if folder is None:
         return None
-    path = os.path.join(folder, SOCKET_FOLDER, f"{actor_id[:16]}.sock")
+    path = os.path.join(folder, f"{actor_id[:16]}.sock")
     if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
         logger.debug("no unix lane: %s is longer than %d bytes", path, LONGEST_SOCKET_PATH)
         return None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from ray_serve_grpc import _native
 
 from .endpoints import endpoints
@@ -41,7 +42,7 @@ async def test_a_peer_that_is_gone_is_an_error_that_says_so(lane: str, tmp_path:
 async def test_a_wrong_token_is_an_error_that_says_so(lane: str, tmp_path: Path) -> None:
     options = {"authorization": "Bearer right", "channel_authorization": "Bearer wrong"}
     async with endpoints(nobody, lane, tmp_path, **options) as ends:
-        with pytest.raises(ConnectionError, match="token|authori"):
+        with pytest.raises(ConnectionError, match=r"token|authori"):
             await ping(ends.channel)
 
 

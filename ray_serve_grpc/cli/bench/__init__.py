@@ -1,0 +1,1 @@
+"""`ray-serve-grpc bench`: a payload there and back over each transport, on the user's own cluster."""
