@@ -40,7 +40,7 @@ demo: $(VENV)/demo ## Run the image pipeline over each transport on a local Ray 
 
 .PHONY: test
 test: ## Build and run every test
-	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve
+	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve test-docs
 	$(call step,all tests passed)
 
 .PHONY: test-unit
@@ -57,6 +57,11 @@ test-transport: $(VENV)/test ## Two endpoints of the extension module, without R
 test-serve: $(VENV)/test ## Ray Serve applications on real local clusters
 	$(call step,tests/serve)
 	@$(PYTEST) tests/serve --durations=10 $(ARGS)
+
+.PHONY: test-docs
+test-docs: $(VENV)/test $(VENV)/demo ## The examples, and every code block of the documentation
+	$(call step,tests/docs)
+	@$(PYTEST) tests/docs --durations=10 $(ARGS)
 
 .PHONY: test-rust
 test-rust: ## Tests of the Rust core, without Python
@@ -149,6 +154,16 @@ docs-check: $(VENV)/built ## Check that the generated documents are up to date
 	@$(BIN)/python -m ray_serve_grpc.config | diff -u docs/configuration.md - || \
 		{ echo "docs/configuration.md is out of date: run 'make generated'"; exit 1; }
 
+.PHONY: docs
+docs: $(VENV)/docs ## Build the documentation into target/site, and check the links within it
+	$(call step,target/site)
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
+
+.PHONY: docs-links
+docs-links: $(VENV)/docs ## Check the links of the documentation to other sites (needs the network)
+	$(call step,links to other sites)
+	@$(BIN)/python docs/.site/external_links.py
+
 .PHONY: wheel
 wheel: $(VENV)/maturin ## Build a release wheel and a source archive into dist/
 	$(call step,wheel and sdist)
@@ -186,8 +201,8 @@ $(VENV)/release: $(SOURCES) $(wildcard $(VENV)/built) | $(VENV)/maturin
 
 # The package is installed by now: pip only adds what its extras ask for.
 $(VENV)/bench: $(VENV)/release
-$(VENV)/demo $(VENV)/test $(VENV)/dev: $(VENV)/built
-$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/bench: $(VENV)/%: pyproject.toml
+$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/docs: $(VENV)/built
+$(VENV)/demo $(VENV)/test $(VENV)/dev $(VENV)/docs $(VENV)/bench: $(VENV)/%: pyproject.toml
 	$(call step,dependencies for: $*)
 	@$(PIP) install --quiet --progress-bar off 'ray_serve_grpc[$*]'
 	@touch $@
