@@ -40,6 +40,7 @@ class Cluster:
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self.dashboard_port}",
             # A local cluster switches token authentication on; commands for its dashboard have to be told.
             "RAY_AUTH_MODE": "token",
+            "COLUMNS": "82",  # click leaves two of them free, and none in its own test runner
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
         }
         return variables | ({"RAY_ADDRESS": self.address} if join else {})
