@@ -157,7 +157,7 @@ docs-check: $(VENV)/built ## Check that the generated documents are up to date
 .PHONY: docs
 docs: $(VENV)/docs ## Build the documentation into target/site, and check the links within it
 	$(call step,target/site)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --clean
 
 .PHONY: docs-links
 docs-links: $(VENV)/docs ## Check the links of the documentation to other sites (needs the network)

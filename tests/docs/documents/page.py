@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -65,11 +66,21 @@ def run_text(block: Block, folder: Path, cluster: Cluster, driver: Driver) -> No
     assert not block.text.startswith("$ "), f"{block.place}: commands belong into a console block"
 
 
+def run_promql(block: Block, folder: Path, cluster: Cluster, driver: Driver) -> None:
+    """A query of metrics that the page describes; Ray puts `ray_` in front of their names."""
+    described = block.path.read_text().replace(block.text, "")
+    names = re.findall(r"\bray_(\w+)", block.text)
+    assert names, f"{block.place}: a query of no metric of ours"
+    missing = [name for name in names if name.removesuffix("_total") not in described]
+    assert not missing, f"{block.place}: the page does not describe {missing}"
+
+
 RUNNERS = {
     "python": run_python,
     "console": run_console,
     "yaml": run_yaml,
     "json": run_json,
+    "promql": run_promql,
     "text": run_text,
 }
 
