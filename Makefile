@@ -102,7 +102,7 @@ test-ray-versions: $(VENV)/maturin ## Transport and some Serve tests on other ve
 
 # Seconds for each target. The sanitizer's flags are unstable, hence the bootstrap; cargo-fuzz is not needed, but works.
 FUZZ_SECONDS ?= 10
-FUZZ_TARGETS := frames messages metadata certificates
+FUZZ_TARGETS := frames messages metadata certificates descriptors
 FUZZ_FLAGS := --cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
               -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
               -Cllvm-args=-sanitizer-coverage-trace-compares -Zsanitizer=address
@@ -118,6 +118,12 @@ fuzz: ## Fuzz what parses the network's bytes, as in FUZZ_SECONDS=600
 			-verbosity=0 2>&1 | grep -E "ERROR|SUMMARY|panicked|stat::(number|peak)|assert" ; \
 		test $${PIPESTATUS[0]} -eq 0 || exit 1; \
 	done
+
+.PHONY: test-asan
+test-asan: ## The Rust tests and the fuzz corpus under AddressSanitizer, which watches the unsafe code
+	$(call step,cargo test under AddressSanitizer)
+	@RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --locked --no-default-features --lib --test fuzz_corpus \
+		--target $(HOST) --target-dir target/asan
 
 .PHONY: audit
 audit: $(VENV)/test ## Known vulnerabilities and licences of every dependency (needs cargo-deny and the network)

@@ -11,7 +11,7 @@ from bench.payloads import format_size
 
 OURS = "native"
 #: Ours by another lane, and the floors: shown, but not what ours is compared with.
-NOT_RIVALS = ("native-tcp", "unix-socket", "memcpy")
+NOT_RIVALS = ("native-tcp", "native-tls", "unix-socket", "memcpy")
 
 Entry = Mapping[str, Any]
 

@@ -17,6 +17,7 @@ _COLOURS = {
     "grpc.aio": "#7a7a7a",
     "native": "#1f6fb4",
     "native-tcp": "#7fb2da",
+    "native-tls": "#4f86b5",
     "pygrpc-native": "#4c9a6a",
     "pyzmq": "#a65aa0",
     "unix-socket": "#c0b060",

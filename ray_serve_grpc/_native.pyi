@@ -259,6 +259,7 @@ class Server:
         on_notice: Callable[[str], object] | None = None,
         max_message_size: int = ...,
         version: str = "",
+        reflection: bool = False,
     ) -> None:
         """Binds and serves at once. `on_call` runs from `bridge.drain()`, once per call, when its request is complete.
 
@@ -272,6 +273,7 @@ class Server:
                 with b"" for these, anybody may call.
             on_notice: runs from `bridge.drain()` with a text for the log: refused calls and handshakes,
                 counted and thinned out to one of a kind in 30 s.
+            reflection: whether generic gRPC clients may ask what is served (v1 and v1alpha).
         Raises:
             OSError: the address or the path cannot be bound.
             ValueError: `tls` cannot be used; the text does not show it.

@@ -186,6 +186,13 @@ class Settings:
         Seconds(0.5, 3600),
         "How long a ping may stay unanswered before the peer counts as dead and its calls fail.",
     )
+    reflection: bool = setting(
+        "RAY_SERVE_GRPC_REFLECTION",
+        False,
+        Flag(),
+        "1 lets a replica's port tell generic gRPC clients what it serves (server reflection), to those who have the "
+        "token where one is asked for.",
+    )
     log_level: str = setting(
         "RAY_SERVE_GRPC_LOG_LEVEL",
         "WARNING",

@@ -122,6 +122,7 @@ class ReplicaServer:
             on_notice=self._on_notice,
             max_message_size=self._limit,
             version=_native.__version__,
+            reflection=config.settings().reflection,
         )
         return self._server.port
 

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 /// Received bytes and messages that may wait to be taken; beyond either the stream is read no further, and
 /// HTTP/2's window holds the writer back.
 const QUEUE_BYTES: usize = 4 << 20;
-const QUEUE_MESSAGES: usize = 4096;
+pub const QUEUE_MESSAGES: usize = 4096;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {

@@ -14,6 +14,9 @@ pub const STREAM_WINDOW: u32 = 16 << 20;
 pub const CONNECTION_WINDOW: u32 = (1 << 31) - 1;
 /// Bytes of a stream that wait in h2 for the socket before the writer is held back.
 pub const SEND_BUFFER: usize = 4 << 20;
+/// What small frames may cost until they are read: each counts 256 less its bytes, so a million of one byte. A peer
+/// that sends more loses the connection. Whoever reads streams here reads them at once, wanted or not.
+pub const FRAME_BUDGET: usize = 256 << 20;
 pub const MAX_CONCURRENT_STREAMS: u32 = 16_384;
 pub const MAX_HEADER_LIST_SIZE: u32 = 64 << 10;
 /// Resets that may wait to be accepted. A caller that cancels many calls at once is no attacker here: it
@@ -49,4 +52,6 @@ pub struct ServerConfig {
     /// For TCP.
     pub tls: Option<tls::Acceptor>,
     pub max_message_size: usize,
+    /// Whether the port tells what it serves (gRPC server reflection).
+    pub reflection: bool,
 }

@@ -55,7 +55,7 @@ impl fmt::Display for Status {
 impl From<WireError> for Status {
     fn from(error: WireError) -> Self {
         let code = match error {
-            WireError::TooLarge { .. } => Code::RESOURCE_EXHAUSTED,
+            WireError::TooLarge { .. } | WireError::NoMemory { .. } => Code::RESOURCE_EXHAUSTED,
             WireError::Compressed => Code::UNIMPLEMENTED,
             WireError::Malformed(_) => Code::INVALID_ARGUMENT,
         };

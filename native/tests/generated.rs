@@ -1,5 +1,6 @@
 //! The committed code is what the .proto generates. `UPDATE_GENERATED=1 cargo test --test generated` writes it anew.
 
+use prost::Message;
 use std::path::{Path, PathBuf};
 
 #[test]
@@ -7,19 +8,23 @@ fn the_committed_code_is_what_the_proto_generates() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let protos = root.join("../protos");
     let out = tempfile_dir();
-    let descriptors = protox::compile(["inter_deployment.proto"], [&protos]).expect("the proto is valid");
+    let descriptors: prost_types::FileDescriptorSet =
+        protox::compile(["inter_deployment.proto"], [&protos]).expect("the proto is valid");
     tonic_prost_build::configure()
         .build_client(false)
         .out_dir(&out)
-        .compile_fds(descriptors)
+        .compile_fds(descriptors.clone())
         .expect("code is generated");
     let generated = std::fs::read_to_string(out.join("ray_serve_grpc.v1.rs")).unwrap();
     let committed = root.join("src/proto/ray_serve_grpc.v1.rs");
+    let described = root.join("src/proto/ray_serve_grpc.v1.descriptors");
     if std::env::var_os("UPDATE_GENERATED").is_some() {
         std::fs::write(&committed, &generated).unwrap();
+        std::fs::write(&described, descriptors.encode_to_vec()).unwrap();
     }
     assert!(
-        std::fs::read_to_string(&committed).unwrap() == generated,
+        std::fs::read_to_string(&committed).unwrap() == generated
+            && std::fs::read(&described).unwrap() == descriptors.encode_to_vec(),
         "run UPDATE_GENERATED=1 cargo test --test generated"
     );
 }

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import urllib.request
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from harness import Cluster, deployment, describe, outcome_async, same_as_actor
 from harness.board import board, note
+from harness.pool import Pool
+from harness.transports import NATIVE, STOCK
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 #: Tells the harness that calls over Ray's own protocol are meant.
 HAS_STOCK_REPLICAS = True
 
 OFF = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_SERVE_GRPC_NATIVE": "0"}}}
+ON = {"num_cpus": 0, "runtime_env": {"env_vars": {"RAY_SERVE_GRPC_NATIVE": "1"}}}
+MIB = 1 << 20
 
 
 def plugin_is_active() -> bool:
@@ -154,3 +162,54 @@ def test_cancels_arrive(cluster: Cluster, pair: str) -> Any:
 @same_as_actor(native_only=True, expect=[1] * 60)
 def test_a_crowd_is_served(cluster: Cluster, pair: str) -> Any:
     return cluster.app(BUILDS[pair]).crowd.remote(60).result(timeout_s=60)
+
+
+@deployment
+class Page:
+    """Says how much it was sent, and whether the plugin is on in it."""
+
+    async def __call__(self, request: Request) -> Response:
+        if request.url.path.endswith("/letters"):
+            return StreamingResponse(self._letters(), media_type="text/plain")
+        size = len(await request.body())
+        return Response(b"%d %d " % (size, plugin_is_active()) + bytes(3 * MIB))
+
+    async def _letters(self) -> AsyncIterator[str]:
+        for letter in "proxied":
+            yield letter
+
+
+def stock_page() -> Any:
+    return Page.options(ray_actor_options=OFF).bind()
+
+
+def native_page() -> Any:
+    return Page.options(ray_actor_options=ON).bind()
+
+
+def fetched(cluster: Cluster, build: Any) -> Any:
+    """[bytes sent up, whether the replica has the plugin, bytes that came down, what a stream said]."""
+    cluster.app(build, route=True)
+    url = f"{cluster.http}/test-interoperation-{build.__name__.replace('_', '-')}"
+    with urllib.request.urlopen(urllib.request.Request(url, bytes(30 * MIB)), timeout=60) as answer:
+        size, active, rest = answer.read().split(b" ", 2)
+    with urllib.request.urlopen(f"{url}/letters", timeout=60) as answer:
+        return [int(size), int(active), len(rest), answer.read().decode()]
+
+
+@same_as_actor(native_only=True, expect=[30 * MIB, 0, 3 * MIB, "proxied"])
+def test_http_through_our_proxy_reaches_a_stock_replica(cluster: Cluster) -> Any:
+    return fetched(cluster, stock_page)
+
+
+class ThroughStockProxy:
+    @staticmethod
+    def scenario(cluster: Cluster) -> Any:
+        return fetched(cluster, native_page)
+
+
+def test_http_through_a_stock_proxy_reaches_our_replica(pool: Pool, selected: tuple[str, ...]) -> None:
+    if NATIVE not in selected:
+        pytest.skip(f"not a test of {', '.join(selected)}")
+    outcome = pool.run([STOCK], "test_interoperation", "ThroughStockProxy", {}, timeout=90)[STOCK]
+    assert outcome == [30 * MIB, 1, 3 * MIB, "proxied"]

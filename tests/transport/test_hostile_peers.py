@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import random
+import resource
 import time
 
 import pytest
@@ -14,6 +15,7 @@ from ray_serve_grpc import _native
 from ray_serve_grpc.bridge import bridge_for
 
 from .endpoints import PATIENCE, echo, endpoints, message, status, until
+from .hostile_server import HEAD, hostile_server, whole_answer
 from .raw_http2 import (
     CANCEL,
     CONTINUATION,
@@ -46,6 +48,19 @@ def resident() -> int:
     """Bytes of memory that this process, and so the server in it, holds."""
     with open("/proc/self/statm") as statm:
         return int(statm.read().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@contextlib.contextmanager
+def little_memory(spare: int):
+    """While it lasts this process gets no more than `spare` bytes of address space."""
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    with open("/proc/self/statm") as statm:
+        now = int(statm.read().split()[0]) * os.sysconf("SC_PAGESIZE")
+    resource.setrlimit(resource.RLIMIT_AS, (now + spare, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 @contextlib.asynccontextmanager
@@ -356,3 +371,77 @@ async def test_a_hostile_answer_fails_its_call_only(tmp_path):
         assert code != _native.STATUS_OK
         channel.close()
         server.close()
+
+
+async def test_a_request_for_which_there_is_no_memory_is_refused_alone(tmp_path):
+    async with attacked(tmp_path) as ends:
+        attacker = await Attacker.connect(ends.server.port)
+        await asyncio.wait_for(attacker.granted(), PATIENCE)
+        claim = b"\x00" + ((1 << 31) - 1).to_bytes(4, "big")
+        with little_memory(1 << 30):
+            attacker.send(frame(HEADERS, END_HEADERS, 1, call_headers(TOKEN)), frame(DATA, 0, 1, claim))
+            refused = await asyncio.wait_for(attacker.until(HEADERS), PATIENCE)
+            assert refused.flags & END_STREAM
+            assert b"\x81\x7b" in refused.payload  # "8", RESOURCE_EXHAUSTED, in HPACK's Huffman code
+            assert (await message(ends.call(b"another")))[1] == b"another"
+        attacker.writer.close()
+
+
+async def test_an_answer_for_which_there_is_no_memory_fails_alone():
+    async def answer(stream, writer):
+        claim = b"\x00" + ((1 << 31) - 1).to_bytes(4, "big")
+        bad = frame(HEADERS, END_HEADERS, stream, HEAD) + frame(DATA, 0, stream, claim)
+        writer.write(bad if stream == 3 else whole_answer(stream))
+
+    async with hostile_server(answer) as port:
+        channel = _native.Channel([f"tcp:127.0.0.1:{port}"])
+        with little_memory(1 << 30):
+            code, detail = await status(channel.call(0, (), b"", b"", ()))
+        assert code == _native.STATUS_RESOURCE_EXHAUSTED
+        assert "no memory for a message of 2147483647 bytes" in detail
+        assert (await status(channel.call(0, (), b"", b"", ())))[0] == _native.STATUS_OK
+        channel.close()
+
+
+async def test_a_stream_of_tiny_frames_that_nobody_takes_costs_its_bytes_and_no_other_call():
+    """HTTP/2 counts bytes and not frames: millions of one byte fit into a window, and would end the connection."""
+    count = 1_400_000
+    item = b"".join(frame(DATA, 0, 3, bytes([byte])) for byte in b"\x00\x00\x00\x00\x02\x10\x00")
+    sent = asyncio.Event()
+
+    async def answer(stream, writer):
+        if stream != 3:
+            writer.write(whole_answer(stream))
+            return
+        writer.write(frame(HEADERS, END_HEADERS, stream, HEAD))
+        for _ in range(count // 7_000):
+            writer.write(item * 1000)
+            await writer.drain()
+        sent.set()
+
+    async with hostile_server(answer) as port:
+        channel = _native.Channel([f"tcp:127.0.0.1:{port}"])
+        before = resident()
+        unread = channel.call(_native.METHOD_STREAMING, (), b"", b"", ())
+        await asyncio.wait_for(sent.wait(), 3 * PATIENCE)
+        assert (await status(channel.call(0, (), b"", b"", ())))[0] == _native.STATUS_OK
+        assert resident() - before < 60 * MIB
+        assert unread.status() is None
+        # What was not taken yet is all there.
+        taken = 0
+        while taken < count // 7_000 * 1000:
+            assert await message(unread) is not None
+            taken += 1 + len(unread.take_all())
+        unread.cancel()
+        channel.close()
+
+
+async def test_an_answer_of_many_messages_to_a_unary_call_is_refused():
+    async def answer(stream, writer):
+        writer.write(frame(HEADERS, END_HEADERS, stream, HEAD) + frame(DATA, 0, stream, bytes(10)))
+
+    async with hostile_server(answer) as port:
+        channel = _native.Channel([f"tcp:127.0.0.1:{port}"])
+        code, detail = await status(channel.call(0, (), b"", b"", ()))
+        assert (code, detail) == (_native.STATUS_INTERNAL, "more than one message in the answer to a unary call")
+        channel.close()

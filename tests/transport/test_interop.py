@@ -10,7 +10,9 @@ from types import SimpleNamespace
 
 import grpc
 import pytest
+from google.protobuf import descriptor_pool, message_factory
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 
 from ray_serve_grpc import _native
 from ray_serve_grpc.bridge import bridge_for
@@ -167,6 +169,52 @@ async def test_the_health_of_the_port_can_be_asked(tmp_path):
         unknown = stub.Check(health_pb2.HealthCheckRequest(service="x"), metadata=metadata, timeout=PATIENCE)
         assert await unknown.code() == grpc.StatusCode.NOT_FOUND
         assert await stub.Check(health_pb2.HealthCheckRequest()).code() == grpc.StatusCode.UNAUTHENTICATED
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha"])
+async def test_a_client_that_knows_nothing_asks_what_is_served_and_calls_it(version, tmp_path):
+    """As grpcurl does: only the port's address and the token are given. Its protocol is the same in both versions."""
+
+    def ask(target):
+        name = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
+        with grpc.insecure_channel(target) as channel:
+            reflect = channel.stream_stream(
+                name,
+                request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+                response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+            )
+            requests = [
+                reflection_pb2.ServerReflectionRequest(list_services=""),
+                reflection_pb2.ServerReflectionRequest(file_containing_symbol=SERVICE),
+            ]
+            metadata = (("authorization", "Bearer secret"),)
+            services, described = list(reflect(iter(requests), metadata=metadata, timeout=PATIENCE))
+            pool = descriptor_pool.DescriptorPool()
+            for encoded in described.file_descriptor_response.file_descriptor_proto:
+                pool.AddSerializedFile(encoded)
+            call = pool.FindServiceByName(SERVICE).FindMethodByName("HandleRequest")
+            request = message_factory.GetMessageClass(call.input_type)(body=b"found out")
+            unary = channel.unary_unary(
+                f"/{SERVICE}/{call.name}",
+                request_serializer=lambda message: message.SerializeToString(),
+                response_deserializer=message_factory.GetMessageClass(call.output_type).FromString,
+            )
+            answer = unary(request, metadata=metadata, timeout=PATIENCE)
+            return {service.name for service in services.list_services_response.service}, answer.body
+
+    async with endpoints(echo, "tcp", tmp_path, authorization="Bearer secret", reflection=True) as ends:
+        services, body = await asyncio.to_thread(ask, f"127.0.0.1:{ends.server.port}")
+    assert {SERVICE, "grpc.health.v1.Health"} <= services
+    assert body == b"found out"
+
+
+@pytest.mark.parametrize(("reflection", "code"), [(False, "UNIMPLEMENTED"), (True, "UNAUTHENTICATED")])
+async def test_reflection_is_off_unless_asked_for_and_asks_for_the_token(reflection, code, tmp_path):
+    options = {"authorization": "Bearer secret"} if reflection else {}
+    async with endpoints(echo, "tcp", tmp_path, reflection=reflection, **options) as ends, channel_to(ends) as channel:
+        reflect = channel.stream_stream("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")
+        call = reflect(timeout=PATIENCE)
+        assert await call.code() == grpc.StatusCode[code]
 
 
 # Ray's own protocol by grpc.aio.

@@ -10,6 +10,7 @@ from bench.transport.peers.peer import Peer
 _PEERS = {
     "native": ("ours", "OverUnix"),
     "native-tcp": ("ours", "OverTcp"),
+    "native-tls": ("ours", "OverTls"),
     "grpc.aio": ("grpc_aio", "GrpcAio"),
     "pygrpc-native": ("grpc_aio", "PygrpcNative"),
     "pyzmq": ("zmq_pickle", "ZmqPickle"),

@@ -14,11 +14,11 @@ from ray_serve_grpc.serializers import decode, encode
 
 
 class _Server:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tls: _native.TLSCredentials | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
         path = str(folder / "socket")
-        self._server = _native.Server(self._bridge, self._on_call, host="127.0.0.1", unix_path=path)
+        self._server = _native.Server(self._bridge, self._on_call, host="127.0.0.1", unix_path=path, tls=tls)
         (folder / "port").write_text(str(self._server.port))
 
     def _on_call(self, call: _native.ServerCall) -> None:
@@ -40,10 +40,10 @@ class _Server:
 
 
 class _Client(Client):
-    def __init__(self, endpoint: str) -> None:
+    def __init__(self, endpoint: str, tls: _native.TLSCredentials | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
-        self._channel = _native.Channel([endpoint])
+        self._channel = _native.Channel([endpoint], tls=tls)
 
     async def connected(self) -> Client:
         ready = self._loop.create_future()
@@ -95,3 +95,20 @@ class OverTcp(OverUnix):
 
     async def connect(self, folder: Path) -> Client:
         return await _Client(f"tcp:127.0.0.1:{(folder / 'port').read_text()}").connected()
+
+
+class OverTls(OverTcp):
+    """As between nodes under `RAY_USE_TLS`: both sides show the certificate."""
+
+    async def serve(self, folder: Path) -> object:
+        from bench.transport.peers.certificate import self_signed
+
+        certificate, key = self_signed("127.0.0.1")
+        (folder / "certificate").write_bytes(certificate)
+        (folder / "key").write_bytes(key)
+        return _Server(folder, (certificate, key, certificate))
+
+    async def connect(self, folder: Path) -> Client:
+        certificate, key = (folder / "certificate").read_bytes(), (folder / "key").read_bytes()
+        endpoint = f"tcp:127.0.0.1:{(folder / 'port').read_text()}"
+        return await _Client(endpoint, (certificate, key, certificate)).connected()

@@ -155,6 +155,7 @@ async fn http2(socket: Socket) -> Result<(SendRequest<FrameBuf>, h2::client::Con
         .max_frame_size(config::MAX_FRAME_SIZE)
         .max_send_buffer_size(config::SEND_BUFFER)
         .max_header_list_size(config::MAX_HEADER_LIST_SIZE)
+        .data_frame_budget(config::FRAME_BUDGET)
         .max_concurrent_reset_streams(config::MAX_PENDING_RESETS)
         .enable_push(false)
         .handshake(socket)

@@ -1,7 +1,7 @@
 //! One call from its request to its trailers.
 
 use super::{Channel, Connection, Message, Request};
-use crate::call::{Admission, CallState};
+use crate::call::{Admission, CallState, QUEUE_MESSAGES};
 use crate::config::ChannelConfig;
 use crate::error::{self, Code, Status};
 use crate::lane::exchange::{AdmissionWord, Exchange as SharedMemory, Grants};
@@ -9,7 +9,7 @@ use crate::lane::{self, placement};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{self, Dialect};
-use crate::wire::{self, Envelope, FrameBuf, MessageReader, Payload, WireError};
+use crate::wire::{self, Backlog, Envelope, FrameBuf, MessageReader, Payload, WireError};
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use h2::client::SendRequest;
@@ -196,10 +196,13 @@ impl Response<'_> {
     async fn stream(&mut self) -> Result<Status, Status> {
         let mut reader = MessageReader::new(self.config.max_message_size);
         let mut payloads = VecDeque::new();
-        loop {
-            self.call.room().await;
-            let Some(data) = self.body.data().await else { break };
-            self.read(data?, &mut reader, &mut payloads)?;
+        let mut ahead = Ahead::default();
+        while let Some(mut data) = self.wanted(&mut ahead).await? {
+            let size = data.len();
+            let pushed = reader.push_up_to(QUEUE_MESSAGES, &mut data, &mut payloads);
+            self.release(size - data.len());
+            pushed.map_err(too_large_to_receive)?;
+            ahead.backlog.put_back(data);
             if !payloads.is_empty() {
                 let envelopes = self.parse(&mut payloads).await?;
                 self.call.push(envelopes);
@@ -208,15 +211,44 @@ impl Response<'_> {
         self.trailers(&reader).await
     }
 
+    /// The next bytes once there is room for them. Until then they stay charged to flow control, but not in frames.
+    async fn wanted(&mut self, ahead: &mut Ahead) -> Result<Option<Bytes>, Status> {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.call.room() => break,
+                data = self.body.data(), if ahead.end.is_none() => ahead.add(data),
+            }
+        }
+        if let Some(data) = ahead.backlog.pop() {
+            return Ok(Some(data));
+        }
+        if ahead.end.is_none() {
+            match self.body.data().await {
+                Some(Ok(data)) => return Ok(Some(data)),
+                ended => ahead.add(ended),
+            }
+        }
+        ahead.end.clone().unwrap_or(Ok(())).map(|()| None)
+    }
+
+    fn release(&mut self, bytes: usize) {
+        COUNTERS.client_bytes_received.add(bytes);
+        let _ = self.body.flow_control().release_capacity(bytes);
+    }
+
     fn read(
         &mut self,
         data: Bytes,
         reader: &mut MessageReader,
         payloads: &mut VecDeque<Payload>,
     ) -> Result<(), Status> {
-        COUNTERS.client_bytes_received.add(data.len());
-        let _ = self.body.flow_control().release_capacity(data.len());
-        reader.push(data, payloads).map_err(too_large_to_receive)
+        self.release(data.len());
+        reader.push(data, payloads).map_err(too_large_to_receive)?;
+        if payloads.len() > 1 {
+            return Err(Status::new(Code::INTERNAL, "more than one message in the answer to a unary call"));
+        }
+        Ok(())
     }
 
     async fn parse(&self, payloads: &mut VecDeque<Payload>) -> Result<Vec<Envelope>, Status> {
@@ -239,6 +271,23 @@ impl Response<'_> {
             Some(trailers) if reader.is_between_messages() => Ok(status_of(&trailers)),
             Some(_) => Err(Status::new(Code::INTERNAL, "the stream ended within a message")),
             None => Err(Status::new(Code::INTERNAL, "the stream ended without a status")),
+        }
+    }
+}
+
+/// What came of a stream before it was wanted, and how the stream ended if it did.
+#[derive(Default)]
+struct Ahead {
+    backlog: Backlog,
+    end: Option<Result<(), Status>>,
+}
+
+impl Ahead {
+    fn add(&mut self, data: Option<Result<Bytes, h2::Error>>) {
+        match data {
+            Some(Ok(data)) => self.backlog.push(data),
+            Some(Err(error)) => self.end = Some(Err(Status::from(error))),
+            None => self.end = Some(Ok(())),
         }
     }
 }

@@ -7,7 +7,7 @@
 use crate::wire::ALIGNMENT;
 use rustix::fd::BorrowedFd;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
-use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
 use std::io;
 use std::ptr::NonNull;
@@ -35,29 +35,29 @@ unsafe impl Send for Block {}
 unsafe impl Sync for Block {}
 
 impl Block {
-    fn with_capacity(size: usize) -> Self {
-        let capacity = size.max(ALIGNMENT).next_multiple_of(ALIGNMENT);
+    /// None when the system has no such memory. Pages that are never written to cost none.
+    fn with_capacity(size: usize) -> Option<Self> {
+        let capacity = size.max(ALIGNMENT).checked_next_multiple_of(ALIGNMENT)?;
         if capacity >= POOLED_FROM {
             let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
             let fits = |block: &Block| block.capacity >= capacity && block.capacity / 2 <= capacity;
             if let Some(index) = pool.iter().position(fits) {
-                return pool.swap_remove(index);
+                return Some(pool.swap_remove(index));
             }
         }
-        let layout = Self::layout(capacity);
         // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
-        let start = unsafe { alloc(layout) };
-        let Some(start) = NonNull::new(start) else { handle_alloc_error(layout) };
-        Block { start, capacity }
+        let start = unsafe { alloc(Self::layout(capacity)?) };
+        Some(Block { start: NonNull::new(start)?, capacity })
     }
 
-    fn layout(capacity: usize) -> Layout {
-        Layout::from_size_align(capacity, ALIGNMENT).expect("messages are bounded far below isize::MAX")
+    fn layout(capacity: usize) -> Option<Layout> {
+        Layout::from_size_align(capacity, ALIGNMENT).ok()
     }
 
     fn free(self) {
+        let Some(layout) = Self::layout(self.capacity) else { return };
         // SAFETY: `start` came from `alloc` with this very layout, and `self` is its only owner.
-        unsafe { dealloc(self.start.as_ptr(), Self::layout(self.capacity)) }
+        unsafe { dealloc(self.start.as_ptr(), layout) }
     }
 }
 
@@ -91,8 +91,9 @@ pub struct AlignedBuf {
 }
 
 impl AlignedBuf {
-    pub fn with_capacity(size: usize) -> Self {
-        AlignedBuf { block: Some(Block::with_capacity(size)), filled: 0, size }
+    /// None when there is no memory for it.
+    pub fn with_capacity(size: usize) -> Option<Self> {
+        Some(AlignedBuf { block: Some(Block::with_capacity(size)?), filled: 0, size })
     }
 
     /// Bytes still to come.
@@ -258,7 +259,7 @@ mod tests {
     fn memory_is_aligned_and_holds_what_was_written() {
         for size in [0, 1, 63, 64, 65, 100_000] {
             let bytes: Vec<u8> = (0..size).map(|i| i as u8).collect();
-            let mut buf = AlignedBuf::with_capacity(size);
+            let mut buf = AlignedBuf::with_capacity(size).unwrap();
             for part in bytes.chunks(33) {
                 buf.extend(part);
             }
@@ -272,7 +273,7 @@ mod tests {
     fn large_blocks_are_used_again() {
         let size = POOLED_FROM + 12_345;
         let fill = |byte: u8| {
-            let mut buf = AlignedBuf::with_capacity(size);
+            let mut buf = AlignedBuf::with_capacity(size).unwrap();
             buf.extend(&vec![byte; size]);
             buf.freeze()
         };
@@ -283,8 +284,15 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_cannot_be_had_is_none() {
+        for size in [1 << 60, isize::MAX as usize, usize::MAX] {
+            assert!(AlignedBuf::with_capacity(size).is_none());
+        }
+    }
+
+    #[test]
     #[should_panic(expected = "slice out of bounds")]
     fn a_slice_cannot_leave_its_region() {
-        let _ = AlignedBuf::with_capacity(0).freeze().slice(0..1);
+        let _ = AlignedBuf::with_capacity(0).unwrap().freeze().slice(0..1);
     }
 }

@@ -4,6 +4,7 @@ use super::buffer::{Buffer, Exported};
 use crate::lane::sys::{AlignedBuf, Region};
 use crate::wire::{COPY_UP_TO, Slice};
 use bytes::Bytes;
+use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use std::sync::{Mutex, PoisonError};
@@ -77,7 +78,7 @@ pub fn from_slice<'py>(py: Python<'py>, slice: &Slice) -> PyResult<Bound<'py, Py
     }
     let region = match slice {
         Slice::Region(region) => region.clone(),
-        Slice::Bytes(bytes) => copy(bytes),
+        Slice::Bytes(bytes) => copy(bytes)?,
     };
     from_region(py, region)
 }
@@ -98,8 +99,9 @@ pub fn strings<'py>(tuple: &'py Bound<'_, PyTuple>) -> PyResult<Vec<Bound<'py, P
     tuple.iter().map(|item| Ok(item.cast_into::<PyString>()?)).collect()
 }
 
-fn copy(bytes: &[u8]) -> Region {
-    let mut buf = AlignedBuf::with_capacity(bytes.len());
+fn copy(bytes: &[u8]) -> PyResult<Region> {
+    let mut buf = AlignedBuf::with_capacity(bytes.len())
+        .ok_or_else(|| PyMemoryError::new_err(format!("no memory for {} bytes", bytes.len())))?;
     buf.extend(bytes);
-    buf.freeze()
+    Ok(buf.freeze())
 }

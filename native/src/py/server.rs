@@ -70,7 +70,8 @@ impl Server {
     #[new]
     #[pyo3(signature = (
         bridge, on_call, *, host, port = 0, unix_path = None, identity = String::new(), authorization = None,
-        tls = None, on_notice = None, max_message_size = DEFAULT_MAX_MESSAGE_SIZE, version = String::new()
+        tls = None, on_notice = None, max_message_size = DEFAULT_MAX_MESSAGE_SIZE, version = String::new(),
+        reflection = false
     ))]
     #[allow(clippy::too_many_arguments)] // keyword arguments in Python
     fn new(
@@ -85,6 +86,7 @@ impl Server {
         on_notice: Option<Py<PyAny>>,
         max_message_size: usize,
         version: String,
+        reflection: bool,
     ) -> PyResult<Self> {
         let config = ServerConfig {
             identity,
@@ -92,6 +94,7 @@ impl Server {
             authorization: super::client::header_value(authorization)?,
             tls: super::tls_of(tls, Acceptor::new)?,
             max_message_size,
+            reflection,
         };
         let handler =
             ToBridge { handler: Arc::new(CallHandler { on_call, on_notice }), bridge: Arc::clone(bridge.inner()) };

@@ -22,7 +22,7 @@ use std::net::TcpListener as StdTcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -63,7 +63,7 @@ struct Shared {
     phase: watch::Sender<Phase>,
     small: small::Services,
     /// Side sockets whose HTTP/2 connection has not named them yet.
-    unclaimed: Mutex<HashMap<Nonce, Arc<Exchange>>>,
+    unclaimed: Mutex<HashMap<Nonce, (Instant, Arc<Exchange>)>>,
     strangers: Arc<Strangers>,
     notices: Notices,
     connections: AtomicUsize,
@@ -170,14 +170,15 @@ const MOST_UNCLAIMED: usize = 256;
 impl Shared {
     fn add_unclaimed(&self, nonce: Nonce, exchange: Arc<Exchange>) {
         let mut unclaimed = self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner);
-        unclaimed.retain(|_, exchange| exchange.is_open());
+        unclaimed.retain(|_, (came, exchange)| exchange.is_open() && came.elapsed() < config::HANDSHAKE_TIMEOUT);
         if unclaimed.len() < MOST_UNCLAIMED {
-            unclaimed.insert(nonce, exchange);
+            unclaimed.insert(nonce, (Instant::now(), exchange));
         }
     }
 
     fn claim(&self, nonce: Nonce) -> Option<Arc<Exchange>> {
-        self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner).remove(&nonce)
+        let mut unclaimed = self.unclaimed.lock().unwrap_or_else(PoisonError::into_inner);
+        unclaimed.remove(&nonce).map(|(_, exchange)| exchange)
     }
 
     fn notice(&self, event: Event, detail: impl FnOnce() -> String) {
@@ -339,6 +340,7 @@ async fn http2(socket: Socket) -> Result<h2::server::Connection<Socket, FrameBuf
         .max_frame_size(config::MAX_FRAME_SIZE)
         .max_send_buffer_size(config::SEND_BUFFER)
         .max_header_list_size(config::MAX_HEADER_LIST_SIZE)
+        .data_frame_budget(config::FRAME_BUDGET)
         .max_concurrent_streams(config::MAX_CONCURRENT_STREAMS)
         .max_concurrent_reset_streams(config::MAX_PENDING_RESETS)
         .max_pending_accept_reset_streams(config::MAX_PENDING_RESETS)

@@ -1,4 +1,4 @@
-//! The services with small messages, through tonic: Handshake and health.
+//! The services with small messages, through tonic: Handshake, health, and reflection where it is asked for.
 
 use crate::config::ServerConfig;
 use crate::proto::inter_deployment_service_server::{InterDeploymentService, InterDeploymentServiceServer};
@@ -10,6 +10,7 @@ use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use h2::server::SendResponse;
 use http_body::{Body, Frame};
+use std::convert::Infallible;
 use std::future::poll_fn;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -22,6 +23,41 @@ use tonic_health::server::{HealthReporter, HealthService};
 pub struct Services {
     handshake: InterDeploymentServiceServer<Greeter>,
     health: HealthServer<HealthService>,
+    /// v1 and v1alpha; which of them a client speaks differs.
+    reflection: Vec<Reflection>,
+}
+
+/// Its path, and what answers there: the type of the service has no name.
+type Reflection = (String, Box<dyn Fn(http::Request<H2Body>) -> Answering + Send + Sync>);
+type Answering = Pin<Box<dyn Future<Output = http::Response<tonic::body::Body>> + Send>>;
+
+/// What the port serves, as `FileDescriptorSet`. Ray's own service on it is Ray's to describe.
+const DESCRIPTORS: [&[u8]; 2] =
+    [include_bytes!("../proto/ray_serve_grpc.v1.descriptors"), tonic_health::pb::FILE_DESCRIPTOR_SET];
+
+fn reflection() -> Vec<Reflection> {
+    fn answers<S>(name: &str, service: S) -> Reflection
+    where
+        S: Service<http::Request<H2Body>, Response = http::Response<tonic::body::Body>, Error = Infallible>,
+        S: Clone + Send + Sync + 'static,
+        S::Future: Send,
+    {
+        let answer = move |request| -> Answering {
+            let mut service = service.clone();
+            Box::pin(async move {
+                let Ok(response) = service.call(request).await;
+                response
+            })
+        };
+        (format!("/{name}/"), Box::new(answer))
+    }
+    let builder = || {
+        let builder = tonic_reflection::server::Builder::configure();
+        DESCRIPTORS.into_iter().fold(builder, tonic_reflection::server::Builder::register_encoded_file_descriptor_set)
+    };
+    let v1 = builder().build_v1().map(|service| answers("grpc.reflection.v1.ServerReflection", service));
+    let alpha = builder().build_v1alpha().map(|service| answers("grpc.reflection.v1alpha.ServerReflection", service));
+    v1.into_iter().chain(alpha).collect()
 }
 
 impl Services {
@@ -35,7 +71,8 @@ impl Services {
             },
         };
         let health = HealthServer::new(HealthService::from_health_reporter(HealthReporter::new()));
-        Services { handshake: InterDeploymentServiceServer::new(greeter), health }
+        let reflection = if config.reflection { reflection() } else { Vec::new() };
+        Services { handshake: InterDeploymentServiceServer::new(greeter), health, reflection }
     }
 
     pub async fn serve(&self, request: http::Request<RecvStream>, mut respond: SendResponse<FrameBuf>) {
@@ -44,8 +81,11 @@ impl Services {
         let response = tokio::select! {
             _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
             response = async {
-                if request.uri().path().starts_with(&health) {
+                let path = request.uri().path();
+                if path.starts_with(&health) {
                     self.health.clone().call(request).await
+                } else if let Some((_, answer)) = self.reflection.iter().find(|(name, _)| path.starts_with(name)) {
+                    Ok(answer(request).await)
                 } else {
                     // Answers UNIMPLEMENTED to what it does not know.
                     self.handshake.clone().call(request).await

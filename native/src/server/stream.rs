@@ -143,6 +143,10 @@ impl From<h2::Error> for End {
     }
 }
 
+/// Writes to HTTP/2 before the socket has to have taken them. Its window counts the bytes of a frame; a frame of
+/// one byte costs some hundred until it is written.
+const UNFLUSHED_WRITES: usize = 64;
+
 /// An admission that its caller can look up leaves with an answer that follows within this time: one write here,
 /// one wake-up there.
 const ADMISSION_PATIENCE: Duration = Duration::from_millis(1);
@@ -151,6 +155,7 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
     let mut lent = Grants::default();
+    let (mut unflushed, mut unflushed_since) = (0, connection.flushes.count());
     loop {
         let batch = match &mut stream {
             None => tokio::select! {
@@ -207,6 +212,14 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
             }
         }
         COUNTERS.server_messages_sent.add(batch.messages);
+        unflushed += 1;
+        if unflushed == UNFLUSHED_WRITES && !is_last {
+            tokio::select! {
+                () = connection.flushes.after(unflushed_since) => {}
+                _ = poll_fn(|cx| open.poll_reset(cx)) => return Err(End::Lost),
+            }
+            (unflushed, unflushed_since) = (0, connection.flushes.count());
+        }
         call.mark_written();
         if let Some(status) = failure.or(batch.end) {
             open.send_trailers(trailers(&status))?;

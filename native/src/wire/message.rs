@@ -177,11 +177,11 @@ pub fn parse_call_request(payload: &Payload) -> Result<Envelope, WireError> {
         Some(range) => parse_metadata(&slice(payload, range))?,
         None => Metadata::default(),
     };
-    Ok(Envelope { metadata, ..parts.envelope(payload) })
+    Ok(Envelope { metadata, ..parts.envelope(payload)? })
 }
 
 pub fn parse_call_response(payload: &Payload) -> Result<Envelope, WireError> {
-    Ok(Parts::of(payload)?.envelope(payload))
+    Parts::of(payload)?.envelope(payload)
 }
 
 /// ASGIRequest: its three fields.
@@ -242,6 +242,9 @@ fn parse_segment(bytes: &[u8]) -> Result<SegmentRef, WireError> {
             Field::Range(3, range) => {
                 let mut from = range.start;
                 while from < range.end {
+                    if segment.ranges.len() == MAX_BUFFERS {
+                        return Err(WireError::Malformed("more than 65,536 ranges of a segment"));
+                    }
                     let offset = varint::take(&bytes[..range.end], &mut from)?;
                     segment.ranges.push((offset, varint::take(&bytes[..range.end], &mut from)?));
                 }
@@ -288,7 +291,7 @@ impl Parts {
     fn of(payload: &Payload) -> Result<Parts, WireError> {
         let bytes = payload.as_slice();
         let mut parts = Parts::default();
-        let mut at = 0;
+        let (mut at, mut ranges) = (0, 0);
         while at < bytes.len() {
             match varint::take_field(bytes, &mut at)? {
                 Field::Varint(KIND, value) => {
@@ -307,10 +310,13 @@ impl Parts {
                     parts.buffers.push(range);
                 }
                 Field::Range(SEGMENT, range) => {
-                    if parts.segments.len() == MAX_BUFFERS {
-                        return Err(WireError::Malformed("more than 65,536 segments"));
+                    let segment = parse_segment(&bytes[range])?;
+                    // Each names a range at least: else it says nothing.
+                    ranges += segment.ranges.len().max(1);
+                    if ranges > MAX_BUFFERS {
+                        return Err(WireError::Malformed("more than 65,536 ranges of segments"));
                     }
-                    parts.segments.push(parse_segment(&bytes[range])?);
+                    parts.segments.push(segment);
                 }
                 Field::Range(BODY_SEGMENT, range) => parts.body_segment = Some(parse_segment(&bytes[range])?),
                 _ => {}
@@ -319,17 +325,17 @@ impl Parts {
         Ok(parts)
     }
 
-    fn envelope(self, payload: &Payload) -> Envelope {
-        Envelope {
+    fn envelope(self, payload: &Payload) -> Result<Envelope, WireError> {
+        Ok(Envelope {
             kind: self.kind,
             body: self.body.map(|range| slice(payload, range)).unwrap_or_default(),
-            buffers: aligned(payload, self.buffers),
+            buffers: aligned(payload, self.buffers)?,
             body_segment: self.body_segment,
             segments: self.segments,
             admission_word: self.admission_word,
             size: payload.len(),
             ..Envelope::default()
-        }
+        })
     }
 }
 
@@ -341,15 +347,16 @@ fn slice(payload: &Payload, range: std::ops::Range<usize>) -> Slice {
 }
 
 /// Buffers that lie aligned in memory of their own are handed on as they are; the others are copied together.
-fn aligned(payload: &Payload, ranges: Vec<std::ops::Range<usize>>) -> Vec<Region> {
+fn aligned(payload: &Payload, ranges: Vec<std::ops::Range<usize>>) -> Result<Vec<Region>, WireError> {
     let padded = |length: usize| length.next_multiple_of(ALIGNMENT);
     let region = match payload {
         Payload::Large(region) if ranges.iter().all(|range| range.start % ALIGNMENT == 0) => {
-            return ranges.into_iter().map(|range| region.slice(range)).collect();
+            return Ok(ranges.into_iter().map(|range| region.slice(range)).collect());
         }
-        _ if ranges.is_empty() => return Vec::new(),
+        _ if ranges.is_empty() => return Ok(Vec::new()),
         _ => {
-            let mut buf = AlignedBuf::with_capacity(ranges.iter().map(|range| padded(range.len())).sum());
+            let size = ranges.iter().map(|range| padded(range.len())).sum();
+            let mut buf = AlignedBuf::with_capacity(size).ok_or(WireError::NoMemory { size })?;
             for range in &ranges {
                 buf.extend(&payload.as_slice()[range.clone()]);
                 buf.extend(&[0; ALIGNMENT][..padded(range.len()) - range.len()]);
@@ -363,7 +370,7 @@ fn aligned(payload: &Payload, ranges: Vec<std::ops::Range<usize>>) -> Vec<Region
         at += padded(range.len());
         region.slice(start..start + range.len())
     };
-    ranges.into_iter().map(place).collect()
+    Ok(ranges.into_iter().map(place).collect())
 }
 
 const PREFIX: usize = 5;

@@ -1,10 +1,12 @@
 //! The wire without I/O: gRPC frames, the messages of both services, and the bytes they are made of.
 
+mod backlog;
 mod frame_buf;
 mod message;
 mod reader;
 mod varint;
 
+pub use backlog::Backlog;
 pub use frame_buf::FrameBuf;
 pub use message::{
     Content, Envelope, Kind, Metadata, STOCK_FIELDS, SegmentRef, Slice, encode_call_request, encode_call_response,
@@ -26,6 +28,8 @@ pub const COPY_UP_TO: usize = 4096;
 pub enum WireError {
     #[error("message of {size} bytes is over the limit of {limit} bytes")]
     TooLarge { size: usize, limit: usize },
+    #[error("there is no memory for a message of {size} bytes")]
+    NoMemory { size: usize },
     #[error("compressed messages are not supported")]
     Compressed,
     #[error("malformed message: {0}")]

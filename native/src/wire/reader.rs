@@ -58,7 +58,17 @@ impl MessageReader {
     }
 
     pub fn push(&mut self, mut frame: Bytes, messages: &mut VecDeque<Payload>) -> Result<(), WireError> {
-        while self.step(&mut frame, messages)? {}
+        self.push_up_to(usize::MAX, &mut frame, messages)
+    }
+
+    /// Leaves the rest in `frame` once there are `most` messages: a frame may hold a million of them.
+    pub fn push_up_to(
+        &mut self,
+        most: usize,
+        frame: &mut Bytes,
+        messages: &mut VecDeque<Payload>,
+    ) -> Result<(), WireError> {
+        while messages.len() < most && self.step(frame, messages)? {}
         Ok(())
     }
 
@@ -118,7 +128,7 @@ impl MessageReader {
             return Err(WireError::TooLarge { size, limit: self.limit });
         }
         self.state = if size >= ALIGN_FROM {
-            State::Large { buf: AlignedBuf::with_capacity(size) }
+            State::Large { buf: AlignedBuf::with_capacity(size).ok_or(WireError::NoMemory { size })? }
         } else if frame.len() >= size {
             messages.push_back(Payload::Small(frame.split_to(size)));
             AT_START

@@ -1,7 +1,7 @@
 //! What this end has been lent by its peer.
 
 use super::control::{Control, FREE, GRANTED, SLOTS, TAKEN, require_fixed_size};
-use super::{Exchange, lock};
+use super::{Exchange, collect_returned, lock};
 use crate::error::{Code, Status};
 use crate::lane::segment;
 use crate::lane::sys::{Mapping, Region};
@@ -26,10 +26,16 @@ const IDLE_MAPPINGS: usize = 2;
 /// From this size on the pages of a returned lease are looked through on a thread of their own.
 const CLEAN_ON_THREAD: usize = 8 << 20;
 
+/// Segments that a peer may have announced and not forgotten: its own pool's, and as many that it passes on.
+const MOST_BORROWED: usize = 1024;
+
 impl Exchange {
     /// The peer announced a segment.
     pub fn add_borrowed(&self, id: u32, size: u64, file: OwnedFd) -> io::Result<()> {
         require_fixed_size(file.as_fd(), size)?;
+        if lock(&self.borrowed).len() >= MOST_BORROWED {
+            return Err(io::Error::new(io::ErrorKind::QuotaExceeded, "more segments than a peer may lend"));
+        }
         let size = usize::try_from(size).map_err(io::Error::other)?;
         let foreign = Foreign { key: segment::next_key(), file, size, idle: Mutex::default() };
         lock(&self.borrowed).insert(id, Arc::new(foreign));
@@ -38,7 +44,12 @@ impl Exchange {
     }
 
     pub fn forget_borrowed(&self, id: u32) {
-        lock(&self.borrowed).remove(&id);
+        let forgotten = lock(&self.borrowed).remove(&id);
+        if forgotten.is_some() {
+            drop(forgotten);
+            // Whom it was passed on to forgets it too.
+            collect_returned();
+        }
     }
 
     async fn open(&self, envelope: &mut Envelope) -> Result<(), Status> {
@@ -85,7 +96,7 @@ impl Exchange {
         if named.slot >= SLOTS {
             return Err(Status::new(Code::INVALID_ARGUMENT, "there is no such lease"));
         }
-        let mapping = segment.mapping().map_err(|error| Status::unavailable(format!("shared memory: {error}")))?;
+        let mapping = segment.mapping().map_err(no_mapping)?;
         if !self.peer_control.change(named.slot, GRANTED, TAKEN) {
             return Err(Status::unavailable("the memory of a message was taken back"));
         }
@@ -104,6 +115,14 @@ impl Exchange {
             announced.await;
         }
     }
+}
+
+fn no_mapping(error: io::Error) -> Status {
+    let code = match error.kind() {
+        io::ErrorKind::OutOfMemory => Code::RESOURCE_EXHAUSTED,
+        _ => Code::UNAVAILABLE,
+    };
+    Status::new(code, format!("shared memory: {error}"))
 }
 
 /// Puts the memory that a message names in the place of its body and buffers.

@@ -1,6 +1,6 @@
 //! What this end has lent to its peer.
 
-use super::borrower::{Lease, forwardable};
+use super::borrower::{Foreign, Lease, forwardable};
 use super::control::{Control, FREE, GRANTED, SLOTS};
 use super::{Exchange, Peer, collect_returned, lock};
 use crate::lane::segment::{self, Hold, Segment};
@@ -10,6 +10,7 @@ use crate::wire::{ALIGNMENT, SegmentRef};
 use bytes::Bytes;
 use rustix::fd::{AsFd, BorrowedFd};
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
@@ -107,14 +108,19 @@ impl Drop for Grants {
     }
 }
 
+/// A segment of this process, or one that a peer lent it.
+trait Memory: Debug + Send + Sync {}
+impl Memory for Segment {}
+impl Memory for Foreign {}
+
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     grants: HashMap<u32, Grant>,
     next_slot: u32,
     /// Key of a segment -> id under which the peer knows it.
     announced: HashMap<u64, u32>,
-    /// Own segments that were announced, to tell the peer when they are gone.
-    own: Vec<(u64, Weak<Segment>)>,
+    /// What was announced, own and passed on, to tell the peer when it is gone.
+    alive: Vec<(u64, Weak<dyn Memory>)>,
     next_id: u32,
 }
 
@@ -228,18 +234,20 @@ impl Exchange {
         self.socket.segment(id, source.size() as u64, source.file()).ok()?;
         lending.next_id += 1;
         lending.announced.insert(key, id);
-        if let Source::Own(hold) = source {
-            lending.own.push((key, Arc::downgrade(hold.segment())));
-        }
+        let memory: Weak<dyn Memory> = match source {
+            Source::Own(hold) => Arc::<Segment>::downgrade(hold.segment()),
+            Source::Foreign(lease) => Arc::<Foreign>::downgrade(&lease.segment),
+        };
+        lending.alive.push((key, memory));
         Some(id)
     }
 
     /// Forgets what the peer gave back, and tells it which segments are gone.
     pub(super) fn reap(&self, lending: &mut Lending) {
         lending.grants.retain(|slot, _| self.control.value(*slot) != FREE);
-        let Lending { own, announced, .. } = lending;
-        own.retain(|(key, segment)| {
-            let lives = segment.strong_count() > 0;
+        let Lending { alive, announced, .. } = lending;
+        alive.retain(|(key, memory)| {
+            let lives = memory.strong_count() > 0;
             if !lives && let Some(id) = announced.remove(key) {
                 // If it does not go out, the peer keeps a mapping until the connection ends.
                 let _ = self.socket.forget(id);
