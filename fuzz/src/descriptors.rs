@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use ray_serve_grpc_native::lane::exchange::{self, Exchange};
 use ray_serve_grpc_native::lane::fds;
+use ray_serve_grpc_native::lane::sys::Region;
 use ray_serve_grpc_native::wire::{Envelope, Payload, parse_call_request};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -89,7 +90,7 @@ async fn attack(mut chance: Chance<'_>) {
     }
     let mut held: Vec<Envelope> = Vec::new();
     while !chance.0.is_empty() && held.len() < 16 {
-        if chance.byte() % 2 == 0 {
+        if chance.byte().is_multiple_of(2) {
             let word = u64::from(chance.byte()) | u64::from(chance.byte() % 32) << 8;
             let _ = pwrite(&control, &u32::from(chance.byte()).to_le_bytes(), word * 4);
             continue;
@@ -116,7 +117,7 @@ async fn opened(exchange: &Arc<Exchange>, envelope: &mut Envelope) -> bool {
 }
 
 fn read_all(envelope: &Envelope) {
-    let buffers = envelope.buffers.iter().map(|buffer| buffer.as_slice());
+    let buffers = envelope.buffers.iter().map(Region::as_slice);
     let sum: u64 = buffers.chain([envelope.body.as_slice()]).flatten().map(|byte| u64::from(*byte)).sum();
     std::hint::black_box(sum);
 }

@@ -225,6 +225,30 @@ def counters_of(channel, array, held):
     return len(held)
 
 
+async def test_a_segment_that_is_gone_is_let_go_by_whoever_it_was_passed_on_to(lane, tmp_path):
+    """Its owner, the server that was lent it, and the caller to which that passed it on all have a descriptor of it."""
+
+    def held():
+        segments = set()
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if os.readlink(f"/proc/self/fd/{number}") == "/memfd:ray_serve_grpc (deleted)":
+                    segments.add(os.stat(f"/proc/self/fd/{number}").st_ino)
+        return len(segments)
+
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _native.set_shm_limit(4 * MIB)
+        forwarded = counters()["shm_bytes_forwarded"]
+        for size in (1, 2, 3, 1, 2, 3):  # Each takes the room of those before.
+            await warm_call(ends, b"", (np.zeros(size * MIB, np.uint8),))
+        assert counters()["shm_bytes_forwarded"] >= forwarded + 6 * MIB
+        deadline = time.monotonic() + PATIENCE
+        while held() > counters()["shm_pool_segments"] and time.monotonic() < deadline:
+            await warm_call(ends, b"", (np.zeros(MIB, np.uint8),))  # Lending looks for what came back.
+            gc.collect()
+        assert held() <= counters()["shm_pool_segments"]
+
+
 @contextlib.asynccontextmanager
 async def peer_process(folder):
     """An echo server in a process of its own, and a channel to it."""

@@ -236,7 +236,11 @@ impl Pool {
             let over = inner.segments == 0;
             inner.trimming = !over;
             drop(inner);
-            drop(trimmed);
+            if !trimmed.is_empty() {
+                drop(trimmed);
+                // Whoever was lent them is told that they are gone.
+                super::exchange::collect_returned();
+            }
             if over {
                 return;
             }

@@ -96,7 +96,7 @@ impl Exchange {
         if named.slot >= SLOTS {
             return Err(Status::new(Code::INVALID_ARGUMENT, "there is no such lease"));
         }
-        let mapping = segment.mapping().map_err(no_mapping)?;
+        let mapping = segment.mapping().map_err(|error| no_mapping(&error))?;
         if !self.peer_control.change(named.slot, GRANTED, TAKEN) {
             return Err(Status::unavailable("the memory of a message was taken back"));
         }
@@ -117,7 +117,7 @@ impl Exchange {
     }
 }
 
-fn no_mapping(error: io::Error) -> Status {
+fn no_mapping(error: &io::Error) -> Status {
     let code = match error.kind() {
         io::ErrorKind::OutOfMemory => Code::RESOURCE_EXHAUSTED,
         _ => Code::UNAVAILABLE,
