@@ -170,10 +170,27 @@ docs-links: $(VENV)/docs ## Check the links of the documentation to other sites 
 	$(call step,links to other sites)
 	@$(BIN)/python docs/.site/external_links.py
 
+# The limited API starts at 3.11 here; Python 3.10 gets a wheel of its own, as in INTERPRETERS="python3.10 python3.11".
+INTERPRETERS ?= $(BIN)/python
+
 .PHONY: wheel
-wheel: $(VENV)/maturin ## Build a release wheel and a source archive into dist/
+wheel: $(VENV)/zig ## Remove dist/, and build release wheels for glibc 2.17 and later and a source archive into it
 	$(call step,wheel and sdist)
-	@$(BIN)/maturin build --release --locked --sdist --out dist
+	@rm -rf dist
+	@PATH=$(CURDIR)/$(BIN):$$PATH $(BIN)/maturin build --release --locked --zig --compatibility manylinux2014 \
+		--sdist --out dist --interpreter $(INTERPRETERS)
+
+.PHONY: test-wheel
+test-wheel: $(VENV)/bin/python ## Install the wheel of dist/ into a fresh environment without Rust, and run Serve there
+	$(call step,wheel in a fresh environment)
+	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel
+	@$(BIN)/python tests/wheel.py $(ARGS) dist/*-abi3-*.whl
+
+.PHONY: test-sdist
+test-sdist: $(VENV)/bin/python ## Build a wheel from the source archive of dist/, and try it in the same way
+	$(call step,source archive in a fresh environment)
+	@ls dist/*.tar.gz >/dev/null 2>&1 || $(MAKE) --no-print-directory wheel
+	@$(BIN)/python tests/wheel.py --sdist $(ARGS) dist/*.tar.gz
 
 .PHONY: clean
 clean: ## Remove .venv, target, dist and caches
@@ -191,6 +208,11 @@ $(VENV)/bin/python:
 $(VENV)/maturin: pyproject.toml | $(VENV)/bin/python
 	$(call step,maturin)
 	@$(PIP) install --quiet 'maturin>=1.13.2,<2'
+	@touch $@
+
+# Its linker makes an extension module for an older glibc than this machine's.
+$(VENV)/zig: pyproject.toml | $(VENV)/maturin
+	@$(PIP) install --quiet 'maturin[zig]>=1.13.2,<2'
 	@touch $@
 
 $(VENV)/built: $(SOURCES) | $(VENV)/maturin

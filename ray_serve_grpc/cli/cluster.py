@@ -19,7 +19,7 @@ from ray_serve_grpc.seam.replicas import Replica
 Report = dict[str, Any]
 
 #: Seconds for a process to tell of itself. One whose loop is blocked by user code does not.
-PATIENCE_S = 15.0
+PATIENCE_S = 30.0
 #: Seconds for the head node to take a connection.
 CONNECT_S = 5.0
 #: Seconds for each ping.

@@ -78,3 +78,15 @@ def lanes() -> Any:
 def test_the_plugin_carries_them(cluster: Cluster) -> Any:
     active, calls = cluster.app(lanes).calls.remote().result(timeout_s=60)
     return [active, {lane: calls[lane] for lane in ("unix", "tcp", "stock")}]
+
+
+@same_as_actor(native_only=True, extra=encrypted, timeout=120, expect=[[["tcp", "", True]], True, {"ok"}])
+def test_the_doctor_pings_with_the_certificates(cluster: Cluster) -> Any:
+    from ray_serve_grpc.cli import cluster as clusters
+
+    cluster.app(lanes)
+    report = clusters.report("", lambda progress: None)
+    replica = next(replica for replica in report["replicas"] if replica["deployment"] == "Lanes")
+    pings = [[ping["lane"], ping["error"], ping["version"] != ""] for ping in replica["pings"]]
+    outcomes = {probe["outcome"] for probe in replica["process"]["probes"] if probe["name"] == "TLS"}
+    return [pings, replica["process"]["tls"], outcomes]
