@@ -78,7 +78,7 @@ class Load:
         thread.start()
         self._threads.append(thread)
 
-    def goes_on_until(self, kinds: set[str], patience: float = 60.0) -> bool:
+    def goes_on_until(self, kinds: set[str], patience: float = 120.0) -> bool:
         """Whether from here on a hundred answers in a row come from replicas of these kinds alone."""
         seen, run = len(self.answers), 0
         with self._answered:
@@ -98,7 +98,7 @@ class Load:
             thread.join(60)
 
 
-@same_as_actor(native_only=True, expect=True, timeout=150)
+@same_as_actor(native_only=True, expect=True, timeout=400)
 def test_nothing_is_lost_and_nothing_runs_twice_while_the_plugin_comes_and_goes(cluster: Cluster) -> Any:
     with tempfile.NamedTemporaryFile(prefix="ledger") as ledger:
 
