@@ -40,7 +40,7 @@ demo: $(VENV)/demo ## Run the image pipeline over each transport on a local Ray 
 
 .PHONY: test
 test: ## Build and run every test
-	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve test-docs
+	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve test-faults test-docs
 	$(call step,all tests passed)
 
 .PHONY: test-unit
@@ -57,6 +57,30 @@ test-transport: $(VENV)/test ## Two endpoints of the extension module, without R
 test-serve: $(VENV)/test ## Ray Serve applications on real local clusters
 	$(call step,tests/serve)
 	@$(PYTEST) tests/serve --durations=10 $(ARGS)
+
+.PHONY: test-faults
+test-faults: $(VENV)/test ## Faults under load, each request accounted for; longer with FAULT_SECONDS=60 FAULT_CALLS=10000
+	$(call step,tests/faults)
+	@$(PYTEST) tests/faults --durations=10 $(ARGS)
+
+# How often the transport tests run, each time with other intervals between switches of threads.
+REPEAT ?= 50
+
+.PHONY: test-repeat
+test-repeat: $(VENV)/test ## The transport tests again and again, under random thread switching, as in REPEAT=10
+	$(call step,tests/transport $(REPEAT) times)
+	@for round in $$(seq $(REPEAT)); do \
+		printf 'round %s: ' $$round; \
+		SWITCH_SEED=$$round $(PYTEST) tests/transport -q -x --no-header -p no:cacheprovider $(ARGS) | tail -n 1; \
+		test $${PIPESTATUS[0]} -eq 0 || exit 1; \
+	done
+
+SOAK_SECONDS ?= 1800
+
+.PHONY: soak
+soak: $(VENV)/bench $(VENV)/test ## Mixed load with random faults for half an hour, drawn to soak/; other lengths by SOAK_SECONDS
+	$(call step,soak for $(SOAK_SECONDS) s)
+	@PYTHONPATH=tests/serve:tests/faults $(BIN)/python tests/faults/soak.py $(SOAK_SECONDS) soak
 
 .PHONY: test-docs
 test-docs: $(VENV)/test $(VENV)/demo ## The examples, and every code block of the documentation

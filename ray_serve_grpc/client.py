@@ -109,7 +109,10 @@ def _begin(completion: Completion, peer: channels.Peer, send: Callable[[int], Ca
     assert isinstance(owner, gRPCReplicaResult)
     dialect = peer.channel.dialect()
     if dialect is None:
-        status = peer.channel.failure() or (_native.STATUS_UNAVAILABLE, "no connection")
+        status = peer.channel.failure() or (
+            _native.STATUS_UNAVAILABLE,
+            "the channel is closed: its replica was removed",
+        )
         owner.fail_to_begin(FailedCall(*status))
         return
     try:

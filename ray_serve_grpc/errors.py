@@ -182,6 +182,14 @@ def message_refused(where: str, detail: str) -> MessageTooLarge:
     )
 
 
+def unauthenticated(where: str, detail: str) -> CallFailed:
+    return CallFailed(
+        f"{where} does not let this process in: {detail}. Both need the same token of Ray's token authentication, or "
+        "certificates of the same authority. Nothing ran.",
+        _native.STATUS_UNAUTHENTICATED,
+    )
+
+
 def unreadable(error: BaseException) -> RaySystemError:
     """An answer whose deserialization failed at the caller, as an actor call reports it."""
     return RaySystemError(error.with_traceback(None), remote_traceback(error))

@@ -437,6 +437,8 @@ def _call_error(
         )
     if code == _native.STATUS_RESOURCE_EXHAUSTED:
         return errors.message_refused(where, detail)
+    if code == _native.STATUS_UNAUTHENTICATED:
+        return errors.unauthenticated(where, detail)
     if code == _native.STATUS_OK:
         return errors.CallFailed(f"{where} ended the call without an answer.", code)
     return errors.CallFailed(f"A call to {where} failed with gRPC status {code}: {detail}", code)

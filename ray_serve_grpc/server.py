@@ -111,11 +111,29 @@ class ReplicaServer:
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
         lanes.prepare()
-        self._server = _native.Server(
+        try:
+            self._server = self._bound(self._unix_path)
+        except OSError as error:
+            # Its folder may be full, or gone: what is on this node comes by TCP then. A port that cannot be bound
+            # fails once more.
+            if self._unix_path is None:
+                raise
+            self._server = self._bound(None)
+            logger.warning(
+                "No socket at %s (%s): callers on this node reach replica %s by TCP, without shared memory. Make room "
+                "there and restart the replica.",
+                self._unix_path,
+                error,
+                self._identity,
+            )
+        return self._server.port
+
+    def _bound(self, unix_path: str | None) -> _native.Server:
+        return _native.Server(
             self._bridge,
             self._on_call,
             host=self._host,
-            unix_path=self._unix_path,
+            unix_path=unix_path,
             identity=self._identity,
             authorization=self._authorization,
             tls=self._tls,
@@ -124,7 +142,6 @@ class ReplicaServer:
             version=_native.__version__,
             reflection=config.settings().reflection,
         )
-        return self._server.port
 
     async def stop(self, grace_s: float) -> None:
         """Takes no more calls, and cuts off what has not ended `grace_s` seconds later."""

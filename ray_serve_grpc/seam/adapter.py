@@ -198,6 +198,14 @@ def server_binding(actor_id: str) -> tuple[str, str | None]:
     path = _socket_path(actor_id)
     if path is not None and not _private_folder(os.path.dirname(path)):
         path = None
+    if path is None and (folder := _session_folder()) is not None:
+        logger.warning(
+            "No socket below %s, whose path is too long (%d bytes at most) or which is not this user's alone: callers "
+            "on this node reach replica %s by TCP, without shared memory.",
+            folder,
+            LONGEST_SOCKET_PATH,
+            actor_id,
+        )
     return host, path
 
 

@@ -12,6 +12,7 @@ from ray_serve_grpc import _native
 from ray_serve_grpc.bridge import bridge_for
 
 from .endpoints import PATIENCE, echo, endpoints, message, status, until
+from .relay import Relay
 
 MIB = 1 << 20
 
@@ -219,50 +220,6 @@ async def test_a_port_in_use_is_an_os_error(tmp_path):
         bridge = bridge_for(asyncio.get_running_loop())
         with pytest.raises(OSError, match=r"[Aa]ddress"):
             _native.Server(bridge, print, host="127.0.0.1", port=ends.server.port)
-
-
-class Relay:
-    """Passes bytes on between a port of its own and `target` until it is frozen."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self.running = asyncio.Event()
-        self.running.set()
-        self.tasks: list[asyncio.Task[None]] = []
-
-    async def __aenter__(self) -> Relay:
-        self.server = await asyncio.start_server(self.accept, "127.0.0.1", 0)
-        self.port = self.server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.server.close()
-        for task in self.tasks:
-            task.cancel()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-
-    def freeze(self) -> None:
-        self.running.clear()
-
-    def thaw(self) -> None:
-        self.running.set()
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self.target)
-        self.tasks += [
-            asyncio.ensure_future(self.copy(reader, far_writer)),
-            asyncio.ensure_future(self.copy(far_reader, writer)),
-        ]
-
-    async def copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(65536):
-                await self.running.wait()
-                writer.write(data)
-        except OSError:
-            pass
-        finally:
-            writer.close()
 
 
 async def raw_connection(ends, lane):

@@ -23,6 +23,7 @@ const HELLO: u32 = 1;
 const SEGMENT: u32 = 2;
 const FORGET: u32 = 3;
 const ABANDON: u32 = 4;
+const CONFIRM: u32 = 5;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -93,6 +94,10 @@ impl Sender {
 
     pub fn forget(&self, id: u32) -> io::Result<()> {
         send(&self.0, &Record { kind: FORGET, id, value: 0 }, None)
+    }
+
+    pub fn confirm(&self, id: u32) -> io::Result<()> {
+        send(&self.0, &Record { kind: CONFIRM, id, value: 0 }, None)
     }
 
     pub fn abandon(&self, stream: u32) -> io::Result<()> {
@@ -197,7 +202,9 @@ async fn read(socket: Arc<UnixStream>, exchange: Weak<Exchange>) {
                     tracing::warn!(%error, "a peer's shared memory was refused");
                     break;
                 }
+                exchange.acknowledge(record.id);
             }
+            (CONFIRM, _) => exchange.confirm(record.id),
             (FORGET, _) => exchange.forget_borrowed(record.id),
             (ABANDON, _) => exchange.take_back(record.id),
             _ => {}

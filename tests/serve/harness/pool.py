@@ -19,7 +19,9 @@ from typing import Any
 from harness.transports import NATIVE, environment
 
 BOOT_S = 120.0
+#: Where the modules of scenarios are.
 _TESTS = Path(__file__).resolve().parent.parent
+_FAULTS = _TESTS.parent / "faults"
 
 #: Lines that no log of a cluster on our transport may hold.
 NOISE = re.compile(
@@ -46,7 +48,8 @@ class Worker:
         self._log = self._directory / "worker.log"
         address = str(self._directory / "socket")
         self._listener = Listener(address)
-        path = os.pathsep.join(filter(None, [extra.get("PYTHONPATH"), str(_TESTS), os.environ.get("PYTHONPATH")]))
+        folders = [extra.get("PYTHONPATH"), str(_TESTS), str(_FAULTS), os.environ.get("PYTHONPATH")]
+        path = os.pathsep.join(filter(None, folders))
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "harness.worker", transport, address],
@@ -208,5 +211,6 @@ def _matching(path: Path) -> list[str]:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    noisy = [n for n, line in enumerate(lines) if NOISE.search(line) and not RAYS_OWN.search("".join(lines[n : n + 2]))]
+    # Lines of other requests come between those of one report.
+    noisy = [n for n, line in enumerate(lines) if NOISE.search(line) and not RAYS_OWN.search("".join(lines[n : n + 6]))]
     return ["\n    ".join([f"{path.name}: {lines[n][:300]}", *lines[n + 1 : n + 25]]) for n in noisy[:20]]

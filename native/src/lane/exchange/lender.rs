@@ -113,12 +113,20 @@ trait Memory: Debug + Send + Sync {}
 impl Memory for Segment {}
 impl Memory for Foreign {}
 
+/// A segment whose descriptor was sent. It serves from when the peer says that it got it: one that is at its limit of
+/// descriptors does not.
+#[derive(Clone, Copy, Debug)]
+struct Announced {
+    id: u32,
+    confirmed: bool,
+}
+
 #[derive(Debug, Default)]
 pub(super) struct Lending {
     grants: HashMap<u32, Grant>,
     next_slot: u32,
-    /// Key of a segment -> id under which the peer knows it.
-    announced: HashMap<u64, u32>,
+    /// Key of a segment -> what the peer was told of it.
+    announced: HashMap<u64, Announced>,
     /// What was announced, own and passed on, to tell the peer when it is gone.
     alive: Vec<(u64, Weak<dyn Memory>)>,
     next_id: u32,
@@ -191,7 +199,7 @@ impl Exchange {
     fn add_range(self: &Arc<Self>, source: Source, range: (u64, u64), total: usize, placed: &mut Placed) -> Option<()> {
         let known = {
             let lending = lock(&self.lending);
-            let id = lending.announced.get(&source.key()).copied();
+            let id = lending.announced.get(&source.key()).map(|announced| announced.id);
             placed
                 .buffers
                 .last()
@@ -224,22 +232,35 @@ impl Exchange {
         Some(SegmentRef { id, slot, ranges: Vec::new() })
     }
 
-    /// Sends the segment's descriptor, once. None when the socket takes no more just now.
+    /// The id of a segment that the peer has. Of another one the descriptor is sent, once: it serves later messages.
     fn announce(&self, lending: &mut Lending, source: &Source) -> Option<u32> {
         let key = source.key();
-        if let Some(id) = lending.announced.get(&key) {
-            return Some(*id);
+        if let Some(announced) = lending.announced.get(&key) {
+            return announced.confirmed.then_some(announced.id);
         }
         let id = lending.next_id;
         self.socket.segment(id, source.size() as u64, source.file()).ok()?;
         lending.next_id += 1;
-        lending.announced.insert(key, id);
+        lending.announced.insert(key, Announced { id, confirmed: false });
         let memory: Weak<dyn Memory> = match source {
             Source::Own(hold) => Arc::<Segment>::downgrade(hold.segment()),
             Source::Foreign(lease) => Arc::<Foreign>::downgrade(&lease.segment),
         };
         lending.alive.push((key, memory));
-        Some(id)
+        None
+    }
+
+    /// The peer has the segment that it was told of by this id.
+    pub fn confirm(&self, id: u32) {
+        let mut lending = lock(&self.lending);
+        if let Some(announced) = lending.announced.values_mut().find(|announced| announced.id == id) {
+            announced.confirmed = true;
+        }
+    }
+
+    /// Tells the peer that this end has the segment.
+    pub fn acknowledge(&self, id: u32) {
+        let _ = self.socket.confirm(id);
     }
 
     /// Forgets what the peer gave back, and tells it which segments are gone.
@@ -248,9 +269,9 @@ impl Exchange {
         let Lending { alive, announced, .. } = lending;
         alive.retain(|(key, memory)| {
             let lives = memory.strong_count() > 0;
-            if !lives && let Some(id) = announced.remove(key) {
+            if !lives && let Some(announced) = announced.remove(key) {
                 // If it does not go out, the peer keeps a mapping until the connection ends.
-                let _ = self.socket.forget(id);
+                let _ = self.socket.forget(announced.id);
             }
             lives
         });

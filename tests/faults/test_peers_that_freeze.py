@@ -1,0 +1,44 @@
+"""A replica that is stopped where it stands, under load: noticed, left, and used again when it goes on."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from typing import Any
+
+from faults import kill, ready, seconds, under_load
+from harness import Cluster, same_as_actor
+from load import LIGHT, Load
+from replicas import alive, ledger_folder, three
+
+#: The default interval and timeout of keepalive are 15 s together.
+FROZEN_S = 18.0
+NOTICED_S = 20.0
+SLACK_S = 5.0
+
+#: Slots of the replica: what it may hold when it freezes, and what may come to it before it is noticed.
+HELD = 100
+
+
+@same_as_actor(native_only=True, expect=True, timeout=300)
+def test_a_frozen_replica_is_left_within_twenty_seconds_and_used_again_after(cluster: Cluster) -> Any:
+    handle = ready(cluster, three, "Target", 3)
+    load = Load(handle, cluster.key(), 100.0, LIGHT)
+
+    def fault() -> str:
+        actor, pid = random.choice(sorted(alive(ledger_folder(), "Target").items()))
+        kill(pid, signal.SIGSTOP)
+        time.sleep(FROZEN_S)
+        kill(pid, signal.SIGCONT)
+        return actor
+
+    before = alive(ledger_folder(), "Target")
+    account, actor = under_load(load, seconds(), fault, may_fail=HELD)
+    waited = [request.ended - request.began for request in account.failed]
+    assert max(waited, default=0.0) < NOTICED_S + SLACK_S
+    assert {request.error.actor_id for request in account.failed} <= {actor}
+    # Serve's own probe is patient here: the same three processes answer again.
+    ready(cluster, three, "Target", 3)
+    assert alive(ledger_folder(), "Target") == before
+    return True
