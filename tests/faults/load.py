@@ -66,7 +66,9 @@ class Request:
 class Load:
     """`handle` gets `rate` requests each second, as the mix has them, from the running loop."""
 
-    def __init__(self, handle: Any, key: str, rate: float = 250.0, mix: tuple[Shape, ...] = MIX) -> None:
+    def __init__(
+        self, handle: Any, key: str, rate: float = 250.0, mix: tuple[Shape, ...] = MIX, *, patience: float = PATIENCE
+    ) -> None:
         self.key = key
         #: Requests made: they are called <key>-0, <key>-1, …
         self.made = 0
@@ -77,6 +79,7 @@ class Load:
         self._handle = handle
         self._rate = rate
         self._mix = mix
+        self._patience = patience
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopping = False
 
@@ -130,7 +133,7 @@ class Load:
 
     async def _one(self, request: Request) -> None:
         try:
-            right = await asyncio.wait_for(self._call(request.name, request.shape), PATIENCE)
+            right = await asyncio.wait_for(self._call(request.name, request.shape), self._patience)
             request.end = "answered" if right else "wrong"
         except (TimeoutError, asyncio.TimeoutError):
             request.end = "stuck"

@@ -65,7 +65,8 @@ def test_nothing_is_lost_when_an_app_is_deployed_anew_under_load(cluster: Cluste
 def test_what_was_taken_is_answered_when_serve_goes_under_load(cluster: Cluster, how: str) -> Any:
     """The load ends there: what comes after has no replica to go to."""
     handle = ready(cluster, leaving, "Leaving", 3)
-    load = Load(handle, cluster.key())
+    # A request that finds no replica waits for one, as long as its caller does.
+    load = Load(handle, cluster.key(), patience=15.0)
 
     def fault() -> None:
         load.stop()
