@@ -34,7 +34,7 @@ def wrapper(monkeypatch):
         made.append(FakeChannel())
         return made[-1]
 
-    monkeypatch.setattr(channels, "_channel", channel)
+    monkeypatch.setattr(channels, "channel_to", channel)
     monkeypatch.setattr(channels, "_peers", {})
     sender = gRPCReplicaWrapper(ray.ActorID(b"\x07" * 16), ["unix:/run/r.sock"], deployment="Model")
     return sender, made[0]
