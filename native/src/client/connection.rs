@@ -4,7 +4,7 @@ use crate::config::{self, ChannelConfig};
 use crate::error::{Code, Status};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{Endpoint, Lane, Socket, segment, tls};
+use crate::lane::{Corked, Endpoint, Lane, Socket, segment, tls};
 use crate::metrics::COUNTERS;
 use crate::proto::{HandshakeRequest, HandshakeResponse};
 use crate::service::{self, Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
@@ -67,6 +67,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         Err(_) => return Err(failed(format!("no answer within {:?}", config.connect_timeout))),
     };
     let lane = socket.lane();
+    let cork = Arc::new(OnceLock::from(socket.cork()));
     let (sender, mut connection) = match timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await {
         Ok(Ok(pair)) => pair,
         Ok(Err(error)) => {
@@ -83,7 +84,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         tokio::spawn(async move {
             // Also when this task is aborted.
             let _lent = CloseWhenDropped(lent);
-            let ended = connection.await;
+            let ended = Corked::new(connection, cork).await;
             open.store(false, Ordering::Release);
             if ended.is_err() {
                 COUNTERS.client_connections_lost.increment();

@@ -6,29 +6,21 @@ pub mod fds;
 mod gate;
 pub mod placement;
 pub mod segment;
+mod socket;
+mod stream;
 pub mod sys;
 pub mod tls;
 mod unix;
 
 pub use gate::Gate;
+pub use socket::{Cork, Corked, Flushes, Socket};
 pub use unix::{UnixPath, bind as bind_unix};
 
 use std::fmt;
 use std::io;
-use std::io::IoSlice;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::str::FromStr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::Notify;
-use tokio_rustls::TlsStream;
-
-/// Kernel buffers of a Unix-domain socket, bytes: a 1 MB message in one writev instead of five.
-const UNIX_SOCKET_BUFFER: usize = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
@@ -80,10 +72,10 @@ impl Endpoint {
             Endpoint::Tcp(address) => {
                 let stream = TcpStream::connect(address.as_str()).await?;
                 stream.set_nodelay(true)?;
-                Ok(Socket::new(match tls {
-                    None => Stream::Tcp(stream),
-                    Some(tls) => Stream::Tls(Box::new(tls.connect(address, stream).await?)),
-                }))
+                Ok(match tls {
+                    None => Socket::tcp(stream),
+                    Some(tls) => Socket::tls(tls.connect(address, stream).await?),
+                })
             }
             Endpoint::Unix(path) => Socket::unix(UnixStream::connect(path).await?),
         }
@@ -137,179 +129,12 @@ impl Accepted {
         match self {
             Accepted::Tcp(stream) => {
                 stream.set_nodelay(true)?;
-                Ok(Socket::new(match tls {
-                    None => Stream::Tcp(stream),
-                    Some(tls) => Stream::Tls(Box::new(tls.accept(stream).await?)),
-                }))
+                Ok(match tls {
+                    None => Socket::tcp(stream),
+                    Some(tls) => Socket::tls(tls.accept(stream).await?),
+                })
             }
             Accepted::Unix(stream) => Socket::unix(stream),
-        }
-    }
-}
-
-/// A connected byte stream of any lane.
-#[derive(Debug)]
-pub struct Socket {
-    stream: Stream,
-    gate: Option<Arc<Gate>>,
-    flushes: Arc<Flushes>,
-}
-
-/// Counts how often all that was to be written had been written: how somebody knows that a frame has left.
-#[derive(Debug, Default)]
-pub struct Flushes {
-    count: AtomicU64,
-    flushed: Notify,
-}
-
-impl Flushes {
-    pub fn count(&self) -> u64 {
-        self.count.load(Ordering::Acquire)
-    }
-
-    /// Returns after a flush that `count` did not count yet.
-    pub async fn after(&self, count: u64) {
-        loop {
-            let flushed = self.flushed.notified();
-            if self.count() > count {
-                return;
-            }
-            flushed.await;
-        }
-    }
-
-    fn add(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-        self.flushed.notify_waiters();
-    }
-}
-
-#[derive(Debug)]
-enum Stream {
-    Tcp(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-    Unix(UnixStream),
-}
-
-impl Socket {
-    fn new(stream: Stream) -> Socket {
-        Socket { stream, gate: None, flushes: Arc::default() }
-    }
-
-    /// Refuses a peer that runs as another user (root excepted).
-    pub fn unix(stream: UnixStream) -> io::Result<Socket> {
-        unix::require_own_user(&stream)?;
-        rustix::net::sockopt::set_socket_send_buffer_size(&stream, UNIX_SOCKET_BUFFER)?;
-        rustix::net::sockopt::set_socket_recv_buffer_size(&stream, UNIX_SOCKET_BUFFER)?;
-        Ok(Socket::new(Stream::Unix(stream)))
-    }
-
-    /// What is read from here on comes through `gate`.
-    /// Counts are kept in `flushes` from here on.
-    #[must_use]
-    pub fn counted(self, flushes: Arc<Flushes>) -> Socket {
-        Socket { flushes, ..self }
-    }
-
-    #[must_use]
-    pub fn gated(self, gate: Option<Arc<Gate>>) -> Socket {
-        Socket { gate, ..self }
-    }
-
-    pub fn lane(&self) -> Lane {
-        match self.stream {
-            Stream::Tcp(_) | Stream::Tls(_) => Lane::Tcp,
-            Stream::Unix(_) => Lane::Unix,
-        }
-    }
-}
-
-impl AsyncRead for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let Socket { stream, gate, .. } = self.get_mut();
-        match gate {
-            Some(gate) if !gate.is_open() => gate.poll_read(cx, buf, |cx, buf| Pin::new(stream).poll_read(cx, buf)),
-            _ => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(cx, bufs)
-    }
-
-    // Without it h2 flattens every frame into its own buffer first.
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let Socket { stream, flushes, .. } = self.get_mut();
-        let flushed = Pin::new(stream).poll_flush(cx);
-        if matches!(flushed, Poll::Ready(Ok(()))) {
-            flushes.add();
-        }
-        flushed
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
-    }
-}
-
-impl AsyncRead for Stream {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
-            Stream::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Stream {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Tls(stream) => Pin::new(stream).poll_write(cx, buf),
-            Stream::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-            Stream::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-            Stream::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
         }
     }
 }

@@ -5,14 +5,17 @@
 #![allow(clippy::cast_ptr_alignment)]
 
 use crate::wire::ALIGNMENT;
-use rustix::fd::BorrowedFd;
+use rustix::fd::{AsFd, BorrowedFd};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use std::alloc::{Layout, alloc, dealloc};
 use std::any::Any;
 use std::io;
+use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, ReadBuf};
 
 /// From this size on freed memory is kept for the next message: the allocator gives such blocks back to the
 /// kernel, and fresh pages cost about 0.25 ms per MB when they are touched.
@@ -249,6 +252,25 @@ impl Region {
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
+}
+
+/// Has tokio tell of a socket. Within a runtime only.
+pub fn watched(socket: UnixStream, interest: Interest) -> io::Result<AsyncFd<UnixStream>> {
+    // SAFETY: a `UnixStream` owns its descriptor, the same one until it is dropped, which `AsyncFd` does after it has
+    // taken it out of the poll set; nobody here takes the stream out of it.
+    unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(|error| error.into_parts().1)
+}
+
+/// Reads once from a socket into the free part of `buf`. Returns the bytes read, 0 at the end.
+pub fn receive(socket: impl AsFd, buf: &mut ReadBuf<'_>) -> io::Result<usize> {
+    // SAFETY: nothing is de-initialised: rustix writes to it what the kernel gives, and nothing else.
+    let free = unsafe { buf.unfilled_mut() };
+    let (filled, _) = rustix::io::read(socket, free)?;
+    let count = filled.len();
+    // SAFETY: rustix hands out as `filled` just what the kernel has written, from the start of `free`.
+    unsafe { buf.assume_init(count) };
+    buf.advance(count);
+    Ok(count)
 }
 
 #[cfg(test)]

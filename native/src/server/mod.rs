@@ -10,7 +10,7 @@ pub use call::ServerCall;
 use crate::config::{self, ServerConfig};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{self, Accepted, Flushes, Lane, Listener, Socket, UnixPath, segment};
+use crate::lane::{self, Accepted, Cork, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::security::{Event, Notices, Stranger, Strangers};
@@ -21,7 +21,7 @@ use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
@@ -243,7 +243,9 @@ struct Connection {
     /// None where no token is asked for.
     stranger: Option<Stranger>,
     exchange: OnceLock<Arc<Exchange>>,
-    flushes: Arc<Flushes>,
+    /// These two are told once there is a socket.
+    cork: Arc<OnceLock<Weak<Cork>>>,
+    flushes: OnceLock<Arc<Flushes>>,
 }
 
 impl Connection {
@@ -252,6 +254,10 @@ impl Connection {
         if let Some(stranger) = &self.stranger {
             stranger.trust();
         }
+    }
+
+    fn flushes(&self) -> &Flushes {
+        self.flushes.get_or_init(Arc::default)
     }
 
     async fn overstayed(&self) {
@@ -276,8 +282,14 @@ async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
         peer: accepted.peer().into(),
         stranger: shared.config.authorization.is_some().then(|| shared.strangers.arrived()),
         exchange: OnceLock::new(),
-        flushes: Arc::default(),
+        cork: Arc::default(),
+        flushes: OnceLock::new(),
     });
+    let cork = Arc::clone(&state.cork);
+    Corked::new(serve_streams(accepted, shared, state), cork).await;
+}
+
+async fn serve_streams(accepted: Accepted, shared: &Arc<Shared>, state: Arc<Connection>) {
     let mut phase = shared.phase.subscribe();
     let connection = tokio::select! {
         connection = timeout(config::HANDSHAKE_TIMEOUT, open(accepted, shared, &state)) => connection,
@@ -324,7 +336,9 @@ async fn open(
         }
     };
     let gate = state.stranger.as_ref().map(|stranger| Arc::clone(stranger.gate()));
-    http2(socket.gated(gate).counted(Arc::clone(&state.flushes))).await.ok()
+    let _ = state.cork.set(socket.cork());
+    let _ = state.flushes.set(Arc::clone(socket.flushes()));
+    http2(socket.gated(gate)).await.ok()
 }
 
 /// The phase after the present one, once it has come.

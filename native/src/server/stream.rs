@@ -181,14 +181,15 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
             refuse(&mut respond, end);
             return Ok(());
         }
-        let flushes = connection.flushes.count();
+        let flushes = connection.flushes();
+        let before = flushes.count();
         let open = match &mut stream {
             Some(open) => open,
             none => none.insert(respond.send_response(headers(batch.headers), false)?),
         };
         if batch.is_bare_admission() && !call.is_admission_safe() {
             tokio::select! {
-                () = connection.flushes.after(flushes) => call.mark_admission_safe(),
+                () = flushes.after(before) => call.mark_admission_safe(),
                 _ = poll_fn(|cx| open.poll_reset(cx)) => return Err(End::Lost),
             }
         }

@@ -1,0 +1,122 @@
+//! The byte streams that the lanes are made of.
+
+use super::{Lane, sys};
+use std::io::{self, IoSlice, Write};
+use std::os::unix::net::UnixStream;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use tokio::io::unix::AsyncFd;
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsStream;
+
+#[derive(Debug)]
+pub enum Stream {
+    Tcp(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+    Unix(UnixSocket),
+}
+
+impl Stream {
+    pub fn lane(&self) -> Lane {
+        match self {
+            Stream::Tcp(_) | Stream::Tls(_) => Lane::Tcp,
+            Stream::Unix(_) => Lane::Unix,
+        }
+    }
+
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(cx, buf),
+            Stream::Unix(socket) => socket.poll_read(cx, buf),
+        }
+    }
+
+    pub fn poll_write_vectored(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Stream::Unix(socket) => socket.poll_write_vectored(cx, bufs),
+        }
+    }
+
+    pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(cx),
+            Stream::Unix(_) => Poll::Ready(Ok(())),
+        }
+    }
+
+    pub fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
+            Stream::Unix(socket) => Poll::Ready(socket.shutdown()),
+        }
+    }
+}
+
+/// A Unix-domain socket that asks to be told of room for writes only when it had none.
+///
+/// The kernel tells of room after each read of the peer, whether or not there was a lack of it: registered for both,
+/// as tokio's own is, a socket wakes its thread up to three times a call for nothing.
+#[derive(Debug)]
+pub struct UnixSocket {
+    readable: AsyncFd<UnixStream>,
+    /// The same socket, registered for writes while one waits.
+    writable: Option<AsyncFd<UnixStream>>,
+}
+
+impl UnixSocket {
+    pub fn new(stream: UnixStream) -> io::Result<UnixSocket> {
+        stream.set_nonblocking(true)?;
+        Ok(UnixSocket { readable: sys::watched(stream, Interest::READABLE)?, writable: None })
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            let mut guard = ready!(self.readable.poll_read_ready(cx))?;
+            let room = buf.remaining();
+            match guard.try_io(|socket| sys::receive(socket.get_ref(), buf)) {
+                Ok(Ok(count)) => {
+                    if count > 0 && count < room {
+                        // There is no more; the next read would only find that out.
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(()));
+                }
+                Ok(Err(error)) => return Poll::Ready(Err(error)),
+                Err(_would_block) => {}
+            }
+        }
+    }
+
+    fn poll_write_vectored(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        if self.writable.is_none() {
+            match self.readable.get_ref().write_vectored(bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    let same = self.readable.get_ref().try_clone()?;
+                    self.writable = Some(sys::watched(same, Interest::WRITABLE)?);
+                }
+                written => return Poll::Ready(written),
+            }
+        }
+        while let Some(writable) = &self.writable {
+            let mut guard = ready!(writable.poll_write_ready(cx))?;
+            if let Ok(written) = guard.try_io(|socket| socket.get_ref().write_vectored(bufs)) {
+                self.writable = None;
+                return Poll::Ready(written);
+            }
+        }
+        unreachable!("the loop ends with its socket")
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        match self.readable.get_ref().shutdown(std::net::Shutdown::Write) {
+            Err(error) if error.kind() != io::ErrorKind::NotConnected => Err(error),
+            _ => Ok(()),
+        }
+    }
+}
