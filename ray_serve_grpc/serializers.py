@@ -39,6 +39,9 @@ BY_REFERENCE = 64 * 1024
 #: Longest container that the quick path looks into.
 FEW = 16
 
+#: How plain a value is, see `_plainness`.
+OTHER, PLAIN, SMALL = range(3)
+
 _ATOMS = frozenset((int, float, bool, type(None), complex))
 
 
@@ -48,8 +51,11 @@ def encode(value: Any, pickler: Callable[..., Any] = cloudpickle.CloudPickler) -
     The parts of the body and the buffers refer to the value's own memory: it must not change
     before they are written, a `bytearray` excepted, which is copied since its owner may resize it.
     """
-    if is_small(value):
+    plainness = _plainness(value)
+    if plainness == SMALL:
         return pickle.dumps(value, PROTOCOL), ()
+    if plainness == PLAIN:
+        pickler = pickle.Pickler
     buffers: list[BytesLike] = []
 
     def keep(buffer: pickle.PickleBuffer) -> bool:
@@ -78,30 +84,38 @@ def decode(body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
     return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
 
 
-def is_small(value: Any, depth: int = 4) -> bool:
-    """Whether `value` is made of a few small builtins, for which plain pickle does what cloudpickle does."""
+def _plainness(value: Any, depth: int = 4) -> int:
+    """SMALL or PLAIN for few values of types for which plain pickle does what cloudpickle does in several times the
+    time, SMALL if nothing in them is large either; OTHER for all else."""
     kind = type(value)
     if kind is str or kind is bytes:
-        return len(value) < BY_REFERENCE
+        return SMALL if len(value) < BY_REFERENCE else PLAIN
     if kind in _ATOMS:
-        return True
+        return SMALL
     if not depth:
-        return False
-    if kind is tuple or kind is list:
+        return OTHER
+    if kind is tuple or kind is list or kind is dict:
         if len(value) > FEW:
-            return False
+            return OTHER
+        if kind is dict:
+            for key in value:
+                if type(key) is not str:
+                    return OTHER
+            value = value.values()
+        least = SMALL
         for item in value:
-            if not is_small(item, depth - 1):
-                return False
-        return True
-    if kind is dict:
-        if len(value) > FEW:
-            return False
-        for key, item in value.items():
-            if not is_small(item, depth - 1) or type(key) is not str:
-                return False
-        return True
-    return False
+            found = _plainness(item, depth - 1)
+            if found < least:
+                if found == OTHER:
+                    return OTHER
+                least = found
+        return least
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        dtype = value.dtype
+        if dtype.hasobject or dtype.metadata is not None:
+            return OTHER
+        return SMALL if value.nbytes < OUT_OF_BAND else PLAIN
+    return OTHER
 
 
 def encoded_size(body: bytes | list[BytesLike], buffers: Sequence[BytesLike]) -> int:

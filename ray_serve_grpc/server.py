@@ -48,6 +48,40 @@ class Replica(Protocol):
         """First an object with `accepted` and `num_ongoing_requests`, then, if accepted, the results."""
 
 
+#: An admission that its caller can look up leaves together with an answer that follows within this time: one write
+#: here, one wake-up there. Longer, and the router would learn late that the replica took the call.
+ADMISSION_PATIENCE_S = 0.001
+
+
+class AdmissionFlush:
+    """Sends the admissions whose answers take longer than that."""
+
+    __slots__ = ("_loop", "_timer", "_waiting")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiting: dict[ServerCall, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def due(self, call: ServerCall) -> None:
+        self._waiting[call] = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(ADMISSION_PATIENCE_S, self._flush)
+
+    def answered(self, call: ServerCall) -> None:
+        """Whatever is sent next takes the admission along."""
+        waiting = self._waiting
+        if waiting.pop(call, self) is None and not waiting and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _flush(self) -> None:
+        self._timer = None
+        waiting, self._waiting = self._waiting, {}
+        for call in waiting:
+            call.flush()
+
+
 class ItemFlush:
     """Has the items of a stream that came within one turn of the loop written together, at its end."""
 
@@ -107,6 +141,7 @@ class ReplicaServer:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
         self._turn = TurnFlush(self._loop)
+        self._admissions = AdmissionFlush(self._loop)
         # User code finds in its context what Ray has put there for the task that started the
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
@@ -180,9 +215,11 @@ class ReplicaServer:
                 del args, kwargs
                 admission = await results.__anext__()
                 call.admit(admission.accepted, admission.num_ongoing_requests, False)
-                if admission.accepted and not call.admission_safe:
-                    await self._admission_safe(call)
-                self._turn.add(call)
+                if admission.accepted:
+                    if call.admission_safe:
+                        self._admissions.due(call)
+                    else:
+                        await self._admission_safe(call)
                 rejection = False
                 if not admission.accepted:
                     await results.aclose()
@@ -190,6 +227,7 @@ class ReplicaServer:
                         # grpcio reports a unary call without a message as failed.
                         call.send(0, b"")
                         if streaming:
+                            call.flush()
                             await asyncio.sleep(REFUSAL_LINGERS_S)
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
@@ -205,11 +243,14 @@ class ReplicaServer:
                 box = [await running]
                 kind, body, buffers = self._encoded(call, box, metadata, serializer)
                 call.send(kind, body, secured(box, buffers))
+            self._admissions.answered(call)
             call.finish(0, "", False)
             self._turn.add(call)
         except (SystemExit, KeyboardInterrupt) as error:
+            self._admissions.answered(call)
             self._exit(call, error)
         except BaseException as error:
+            self._admissions.answered(call)
             # Also what user code raises past `Exception`; a caller must hear of it.
             if not call.cancelled:
                 if rejection:
@@ -246,6 +287,8 @@ class ReplicaServer:
                     # The generator that made it may use its memory again for the next one.
                     buffers = secured([result], buffers)
                 sent += 1
+                if sent == 1:
+                    self._admissions.answered(call)
                 if not call.send(kind, body, buffers, sent == 1):
                     call.flush()
                     await self._writable(call)

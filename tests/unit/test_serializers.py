@@ -87,11 +87,52 @@ def test_what_is_not_a_small_builtin_comes_back_too(name, value):
     assert repr(result) == repr(value)
 
 
-def test_subclasses_of_builtins_do_not_take_the_quick_path():
-    assert not serializers.is_small(Text("t"))
-    assert not serializers.is_small(OrderedDict())
-    assert not serializers.is_small([[[[[1]]]]])
-    assert serializers.is_small({"id": 1, "t": "token", "lp": [0.1, 0.2]})
+class NotAsked:
+    """Stands for cloudpickle where plain pickle is to do."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pytest.fail("the slow path was taken")
+
+
+ARRAYS = [
+    np.arange(6.0),
+    np.arange(100_000, dtype=np.float32).reshape(1000, 100),
+    np.asfortranarray(np.arange(100_000).reshape(1000, 100)),
+    np.arange(100_000)[::3],
+    np.zeros((0, 3)),
+    np.array(5),
+    np.array(["a", "bc"]),
+    np.array(["2026-11-30"], dtype="datetime64[D]"),
+    np.array([(1, 2.5)], dtype=[("id", "i4"), ("score", "f8")]),
+]
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype} {array.shape}")
+def test_arrays_and_plain_values_take_the_quick_path(array):
+    value = ((array, "text"), {"options": {"id": 1, "raw": b"x" * 100_000}})
+    body, buffers = serializers.encode(value, NotAsked)
+    (result, text), options = serializers.decode(b"".join([body] if type(body) is bytes else body), buffers)
+    np.testing.assert_array_equal(result, array, strict=True)
+    assert result.flags.f_contiguous == array.flags.f_contiguous or not array.flags.contiguous
+    assert (text, options) == value[0][1:] + value[1:]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Text("t"),
+        OrderedDict(),
+        [[[[[1]]]]],
+        {1: 2},
+        np.array([Point(1, "inside")]),
+        np.zeros(2, dtype=np.dtype("f8", metadata={"unit": Point(1, "inside")})),
+        np.ma.masked_array([1, 2], [True, False]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_only_looks_plain_does_not_take_the_quick_path(value):
+    with pytest.raises(pytest.fail.Exception, match="slow path"):
+        serializers.encode(value, NotAsked)
 
 
 @pytest.mark.parametrize("depth", [1, 3, 4, 5, 50])

@@ -19,7 +19,6 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 pub async fn serve(
     shared: &Arc<Shared>,
@@ -147,10 +146,6 @@ impl From<h2::Error> for End {
 /// one byte costs some hundred until it is written.
 const UNFLUSHED_WRITES: usize = 64;
 
-/// An admission that its caller can look up leaves with an answer that follows within this time: one write here,
-/// one wake-up there.
-const ADMISSION_PATIENCE: Duration = Duration::from_millis(1);
-
 async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Result<(), End> {
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
@@ -168,14 +163,6 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
                 batch = call.next_batch() => batch,
                 _ = poll_fn(|cx| stream.poll_reset(cx)) => return Err(End::Lost),
             },
-        };
-        let batch = if batch.is_bare_admission() && call.is_admission_safe() {
-            match tokio::time::timeout(ADMISSION_PATIENCE, call.next_batch()).await {
-                Ok(next) => Batch { headers: batch.headers, ..next },
-                Err(_) => batch,
-            }
-        } else {
-            batch
         };
         if let (None, Some(end)) = (&stream, trailers_only(&batch)) {
             refuse(&mut respond, end);
