@@ -295,5 +295,12 @@ def set_shm_limit(bytes: int) -> None:
     Connections and servers made from here on go by it.
     """
 
+def secure(buffer: BytesLike) -> Buffer:
+    """A copy of `buffer` that nobody changes, made without the GIL.
+
+    Where it is large and there is room, it lies in shared memory already: it is lent to each peer that it is sent
+    to without another copy.
+    """
+
 def statistics() -> dict[str, int]:
     """Counters of this process: calls by lane and kind, bytes, connections, cancels, rejections."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import ray
 
-from ray_serve_grpc import _native, channels, errors
+from ray_serve_grpc import _native, broadcast, channels, errors
 from ray_serve_grpc.bridge import bridge_for, turn_of
 from ray_serve_grpc.completion import Completion, FailedCall, Start
 from ray_serve_grpc.result import gRPCReplicaResult
@@ -50,14 +50,15 @@ class gRPCReplicaWrapper(ReplicaWrapper):
         loop = asyncio.get_running_loop()
         bridge = bridge_for(loop)
         dialect = peer.channel.dialect()
+        once = broadcast.current()
         if dialect is not None:
-            call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, dialect, False)
+            call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, dialect, False)
             turn_of(loop).add(peer.channel)
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
             result.begin(call, dialect, bridge)
         else:
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
-            send = partial(_send, peer, serializer, metadata, pr.args, pr.kwargs, with_rejection)
+            send = partial(_send, peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once)
             start = Start(partial(_begin, result.completion, peer, send, bridge))
             result.begin_later(start)
             peer.channel.watch_ready(bridge, start)
@@ -80,13 +81,15 @@ def _send(
     args: list[Any],
     kwargs: dict[str, Any],
     with_rejection: bool,
+    once: broadcast.Once | None,
     dialect: int,
     flush: bool = True,
 ) -> Call:
     method = (_native.METHOD_UNARY_REJECTION if with_rejection else _native.METHOD_UNARY) + metadata.is_streaming
     limit = adapter.max_message_size()
     if dialect == _native.DIALECT_NATIVE:
-        body, buffers = serializer.encode_request(args, kwargs)
+        encode = serializer.encode_request if once is None else partial(once.encode, serializer)
+        body, buffers = encode(args, kwargs)
         if buffers or type(body) is not bytes or len(body) > limit:
             size = encoded_size(body, buffers)
             if size > limit:

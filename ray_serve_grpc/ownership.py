@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
+from ray_serve_grpc._native import secure
+
 #: Buffers that Arrow hands out are immutable by its rules, whatever their flags say.
 _IMMUTABLE_MODULES = ("pyarrow",)
 
@@ -26,6 +28,9 @@ DEPTH = 4
 
 #: Bytes whose copy costs more than a turn of the loop.
 WORTH_A_TURN = 64 * 1024
+
+#: Bytes whose copy would hold the loop for about half a millisecond.
+WORTH_A_THREAD = 4 * 1024 * 1024
 
 
 def secured(box: list[Any], buffers: Sequence[Any]) -> Sequence[Any]:
@@ -39,14 +44,24 @@ def secured(box: list[Any], buffers: Sequence[Any]) -> Sequence[Any]:
     return _with_copies(buffers, shared) if shared else buffers
 
 
-async def let_go(box: list[Any], buffers: Sequence[Any]) -> None:
-    """Takes a turn of the loop where that may save a large copy.
+async def secured_soon(box: list[Any], buffers: Sequence[Any]) -> Sequence[Any]:
+    """`buffers`, with large ones secured off the loop. What is left to `secured` is small.
 
-    The future that brought a result from the thread of user code refers to it until the turn is over.
+    Takes a turn of the loop first where that may save the copy: the future that brought a result from the thread of
+    user code refers to it until the turn is over.
     """
     shared = _shared(box, buffers)
-    if shared and sum(buffers[index].nbytes for index in shared) >= WORTH_A_TURN:
-        await asyncio.sleep(0)
+    if not shared or _size(buffers, shared) < WORTH_A_TURN:
+        return buffers
+    await asyncio.sleep(0)
+    shared = _shared(box, buffers)
+    if _size(buffers, shared) < WORTH_A_THREAD:
+        return buffers
+    return await asyncio.get_running_loop().run_in_executor(None, _with_copies, buffers, shared)
+
+
+def _size(buffers: Sequence[Any], shared: list[int]) -> int:
+    return sum(buffers[index].nbytes for index in shared)
 
 
 def _shared(box: list[Any], buffers: Sequence[Any]) -> list[int]:
@@ -66,7 +81,7 @@ def _shared(box: list[Any], buffers: Sequence[Any]) -> list[int]:
 def _with_copies(buffers: Sequence[Any], shared: list[int]) -> list[Any]:
     copies = list(buffers)
     for index in shared:
-        copies[index] = _copied(buffers[index])
+        copies[index] = secure(buffers[index])
     return copies
 
 
@@ -131,12 +146,6 @@ def _array_type() -> Any:
     """numpy's, where somebody has imported it."""
     numpy = sys.modules.get("numpy")
     return None if numpy is None else numpy.ndarray
-
-
-def _copied(buffer: memoryview) -> Any:
-    numpy: Any = sys.modules.get("numpy")
-    # numpy copies without the GIL.
-    return bytes(buffer) if numpy is None else numpy.frombuffer(buffer, numpy.uint8).copy()
 
 
 def _count_in_container() -> int:

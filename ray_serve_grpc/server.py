@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ray_serve_grpc import _native, config, errors, lanes
 from ray_serve_grpc._native import ServerCall
 from ray_serve_grpc.bridge import TurnFlush, bridge_for
-from ray_serve_grpc.ownership import let_go, secured
+from ray_serve_grpc.ownership import secured, secured_soon
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer, encoded_size
 
@@ -265,7 +265,7 @@ class ReplicaServer:
         try:
             kind, body, buffers = self._encoded(call, box, metadata, serializer)
             if buffers and self._threads:
-                await let_go(box, buffers)
+                buffers = await secured_soon(box, buffers)
         except (Exception, asyncio.CancelledError) as error:
             await _throw(results, error)
             raise

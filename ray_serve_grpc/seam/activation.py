@@ -27,6 +27,7 @@ CONSEQUENCES = {
     "constants": "Ray's own message limits stay as they are",
     "handle": "by-value responses give no object references",
     "replica": "replicas in this process serve with Ray's own transport",
+    "router": "a broadcast writes its payload once for each replica",
 }
 
 #: part -> why it stays Ray's own, or ACTIVE

@@ -21,6 +21,7 @@ TARGETS = {
     "ray.serve._private.constants": "constants",
     "ray.serve._private.replica": "replica",
     "ray.serve._private.request_router.replica_wrapper": "client",
+    "ray.serve._private.router": "router",
     "ray.serve.handle": "handle",
 }
 

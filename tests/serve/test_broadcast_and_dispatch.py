@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import numpy as np
 from harness import Cluster, deployment, outcome, outcome_async, same_as_actor
 from harness.board import passage
 from harness.cluster import until
 from ray import serve
+
+import ray_serve_grpc
 
 
 def own_id() -> str:
@@ -23,6 +26,9 @@ class Twin:
     def set_level(self, level: int, *, doubled: bool = False) -> Any:
         self._level = level * 2 if doubled else level
         return [own_id(), self._level]
+
+    def total(self, array: Any) -> int:
+        return int(array.sum())
 
     def fail(self) -> None:
         raise ValueError("broadcast failed")
@@ -47,6 +53,21 @@ def twins() -> Any:
 def test_a_broadcast_runs_on_every_replica(cluster: Cluster) -> Any:
     answers = cluster.app(twins).broadcast("set_level", 3, doubled=True).results(timeout_s=20)
     return [len({replica for replica, _ in answers}), [level for _, level in answers]]
+
+
+@same_as_actor(expect=[[3_000_000, 3_000_000], True])
+def test_a_broadcast_writes_an_array_once_for_all_replicas(cluster: Cluster) -> Any:
+    handle = cluster.app(twins)
+    array = np.ones(3_000_000, np.uint8)
+
+    def lent_to_both() -> bool:
+        before = ray_serve_grpc.status()["shared_memory"]["bytes_forwarded"]
+        handle.broadcast("total", array).results(timeout_s=20)
+        return ray_serve_grpc.status()["shared_memory"]["bytes_forwarded"] == before + 2 * array.nbytes
+
+    totals = handle.broadcast("total", array).results(timeout_s=20)
+    # The first ones find no memory that is ready.
+    return [totals, cluster.transport != "native" or until(lent_to_both)]
 
 
 @same_as_actor(expect=[2, 2])

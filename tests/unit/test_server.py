@@ -49,6 +49,7 @@ def serving(replica: Any) -> server.ReplicaServer:
     found._loop = asyncio.get_running_loop()
     found._bridge = bridge_for(found._loop)
     found._turn = TurnFlush(found._loop)
+    found._admissions = server.AdmissionFlush(found._loop)
     found._context = contextvars.copy_context()
     return found
 

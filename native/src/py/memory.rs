@@ -100,8 +100,11 @@ pub fn strings<'py>(tuple: &'py Bound<'_, PyTuple>) -> PyResult<Vec<Bound<'py, P
 }
 
 fn copy(bytes: &[u8]) -> PyResult<Region> {
-    let mut buf = AlignedBuf::with_capacity(bytes.len())
-        .ok_or_else(|| PyMemoryError::new_err(format!("no memory for {} bytes", bytes.len())))?;
+    let mut buf = AlignedBuf::with_capacity(bytes.len()).ok_or_else(|| none_left(bytes.len()))?;
     buf.extend(bytes);
     Ok(buf.freeze())
+}
+
+pub fn none_left(size: usize) -> PyErr {
+    PyMemoryError::new_err(format!("no memory for {size} bytes"))
 }

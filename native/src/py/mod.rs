@@ -7,8 +7,8 @@ mod memory;
 mod server;
 
 use crate::error::Code;
-use crate::lane::segment;
 use crate::lane::tls::{CredentialsError, Pem};
+use crate::lane::{exchange, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
@@ -67,6 +67,15 @@ fn set_shm_limit(bytes: usize) {
 }
 
 #[pyfunction]
+fn secure<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    memory::sweep(py);
+    let bytes = memory::to_bytes(buffer)?;
+    let size = bytes.len();
+    let copy = py.detach(|| exchange::secure(bytes)).ok_or_else(|| memory::none_left(size))?;
+    memory::from_region(py, copy)
+}
+
+#[pyfunction]
 fn after_fork_in_child() {
     runtime::after_fork_in_child();
 }
@@ -105,6 +114,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<server::ServerCall>()?;
     module.add_function(wrap_pyfunction!(statistics, module)?)?;
     module.add_function(wrap_pyfunction!(set_shm_limit, module)?)?;
+    module.add_function(wrap_pyfunction!(secure, module)?)?;
     let forked = wrap_pyfunction!(after_fork_in_child, module)?;
     let options = PyDict::new(module.py());
     options.set_item("after_in_child", forked)?;

@@ -150,7 +150,8 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
     let mut lent = Grants::default();
-    let (mut unflushed, mut unflushed_since) = (0, connection.flushes.count());
+    let flushes = connection.flushes();
+    let (mut unflushed, mut unflushed_since) = (0, flushes.count());
     loop {
         let batch = match &mut stream {
             None => tokio::select! {
@@ -168,7 +169,6 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
             refuse(&mut respond, end);
             return Ok(());
         }
-        let flushes = connection.flushes();
         let before = flushes.count();
         let open = match &mut stream {
             Some(open) => open,
@@ -203,10 +203,10 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
         unflushed += 1;
         if unflushed == UNFLUSHED_WRITES && !is_last {
             tokio::select! {
-                () = connection.flushes.after(unflushed_since) => {}
+                () = flushes.after(unflushed_since) => {}
                 _ = poll_fn(|cx| open.poll_reset(cx)) => return Err(End::Lost),
             }
-            (unflushed, unflushed_since) = (0, connection.flushes.count());
+            (unflushed, unflushed_since) = (0, flushes.count());
         }
         call.mark_written();
         if let Some(status) = failure.or(batch.end) {

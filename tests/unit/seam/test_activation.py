@@ -74,7 +74,7 @@ def test_a_seam_that_does_not_fit_leaves_the_other_parts_on(patches, warnings):
     troubles["replica"] = Mismatch("Replica has no _on_initialized")
     for part in hook.TARGETS.values():
         activation.apply(part, ModuleType("ray"))
-    assert sorted(put) == ["client", "constants", "handle"]
+    assert sorted(put) == ["client", "constants", "handle", "router"]
     [warning] = warnings()
     assert "serve with Ray's own transport: Replica has no _on_initialized" in warning
     status = ray_serve_grpc.status()

@@ -3,13 +3,14 @@
 use super::borrower::{Foreign, Lease, forwardable};
 use super::control::{Control, FREE, GRANTED, SLOTS};
 use super::{Exchange, Peer, collect_returned, lock};
+use crate::lane::placement::SHM_FROM;
 use crate::lane::segment::{self, Hold, Segment};
-use crate::lane::sys::Mapping;
+use crate::lane::sys::{AlignedBuf, Mapping, Region};
 use crate::metrics::COUNTERS;
 use crate::wire::{ALIGNMENT, SegmentRef};
 use bytes::Bytes;
 use rustix::fd::{AsFd, BorrowedFd};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -43,6 +44,81 @@ impl Source {
             Source::Foreign(lease) => lease.segment.size,
         }
     }
+
+    /// Of bytes that lie in it.
+    fn offset_of(&self, bytes: &[u8]) -> usize {
+        let mapping = match self {
+            Source::Own(hold) => &hold.segment().memory,
+            Source::Foreign(lease) => lease.mapping(),
+        };
+        bytes.as_ptr() as usize - mapping.address()
+    }
+}
+
+/// Own memory that was written before it was known to whom it will be lent.
+struct Own {
+    hold: Arc<Hold>,
+}
+
+/// Where it lies in this process.
+static OWN: Mutex<BTreeMap<usize, (usize, Weak<Own>)>> = Mutex::new(BTreeMap::new());
+
+impl Own {
+    fn of(bytes: &[u8]) -> Option<Arc<Hold>> {
+        let start = bytes.as_ptr() as usize;
+        let own = {
+            let known = lock(&OWN);
+            let (from, (length, own)) = known.range(..=start).next_back()?;
+            if start + bytes.len() > from + length {
+                return None;
+            }
+            own.upgrade()?
+        };
+        Some(Arc::clone(&own.hold))
+    }
+}
+
+impl AsRef<Mapping> for Own {
+    fn as_ref(&self) -> &Mapping {
+        &self.hold.segment().memory
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        lock(&OWN).remove(&self.hold.segment().memory.address());
+    }
+}
+
+/// A copy that does not change: in memory that can be lent to any number of peers, if there is some.
+/// Copies with up to two threads. None when there is no memory.
+pub fn secure(bytes: Bytes) -> Option<Region> {
+    let length = bytes.len();
+    let hold = if length >= SHM_FROM && segment::pool().is_enabled() { take_segment(length) } else { None };
+    let Some(hold) = hold else {
+        let mut copy = AlignedBuf::with_capacity(length)?;
+        copy.extend(&bytes);
+        return Some(copy.freeze());
+    };
+    copy_all(&hold.segment().memory, &[(0, bytes)]);
+    let own = Arc::new(Own { hold: Arc::new(hold) });
+    let memory: &Mapping = (*own).as_ref();
+    lock(&OWN).insert(memory.address(), (memory.len(), Arc::downgrade(&own)));
+    Some(Region::of_mapping(own).slice(0..length))
+}
+
+/// The buffers that can be lent where they lie.
+fn lendable(buffers: &[Bytes]) -> Vec<Option<Source>> {
+    let passed_on = forwardable(buffers);
+    buffers
+        .iter()
+        .zip(passed_on)
+        .map(|(buffer, lease)| {
+            let source = lease.map(Source::Foreign).or_else(|| Own::of(buffer).map(Source::Own))?;
+            COUNTERS.shm_bytes_forwarded.add(buffer.len());
+            Some(source)
+        })
+        .collect()
 }
 
 #[derive(Debug)]
@@ -149,20 +225,25 @@ impl Exchange {
         }
         let mut placed =
             Placed { grants: Grants { slots: Vec::new(), exchange: Arc::downgrade(self) }, ..Placed::default() };
-        let forwarded: Vec<Option<Arc<Lease>>> = forwardable(buffers);
+        let mut lendable: Vec<Option<Source>> = lendable(buffers);
         let copied: usize = buffers
             .iter()
-            .zip(&forwarded)
-            .filter(|(_, lease)| lease.is_none())
+            .zip(&lendable)
+            .filter(|(_, source)| source.is_none())
             .map(|(buffer, _)| buffer.len().next_multiple_of(ALIGNMENT))
             .sum();
+        let own_body = match body {
+            Some([part]) => Own::of(part).map(|hold| (part, hold)),
+            _ => None,
+        };
+        let copied_body = body.filter(|_| own_body.is_none());
         let body_bytes: usize = body.map_or(0, |parts| parts.iter().map(Bytes::len).sum());
-        let total = copied + body_bytes.next_multiple_of(ALIGNMENT);
-        let copies_any = body.is_some() || forwarded.iter().any(Option::is_none);
+        let total = copied + copied_body.map_or(0, |_| body_bytes.next_multiple_of(ALIGNMENT));
+        let copies_any = copied_body.is_some() || lendable.iter().any(Option::is_none);
         let hold = if copies_any { Some(Arc::new(take_segment(total)?)) } else { None };
         let mut at = 0;
         let mut copies: Vec<(usize, Bytes)> = Vec::new();
-        if let (Some(parts), Some(hold)) = (body, &hold) {
+        if let (Some(parts), Some(hold)) = (copied_body, &hold) {
             let lent = self.lend(Source::Own(Arc::clone(hold)), total, &mut placed.grants)?;
             for part in parts {
                 copies.push((at, part.clone()));
@@ -171,12 +252,17 @@ impl Exchange {
             placed.body = Some(SegmentRef { ranges: vec![(0, body_bytes as u64)], ..lent });
             at = at.next_multiple_of(ALIGNMENT);
         }
-        for (buffer, lease) in buffers.iter().zip(forwarded) {
-            let (source, offset) = match lease {
-                Some(lease) => {
-                    let offset = buffer.as_ptr() as usize - lease.mapping().address();
-                    COUNTERS.shm_bytes_forwarded.add(buffer.len());
-                    (Source::Foreign(lease), offset)
+        if let Some((part, hold)) = own_body {
+            let source = Source::Own(hold);
+            let offset = source.offset_of(part) as u64;
+            let lent = self.lend(source, body_bytes, &mut placed.grants)?;
+            placed.body = Some(SegmentRef { ranges: vec![(offset, body_bytes as u64)], ..lent });
+        }
+        for (buffer, lendable) in buffers.iter().zip(&mut lendable) {
+            let (source, offset) = match lendable.take() {
+                Some(source) => {
+                    let offset = source.offset_of(buffer);
+                    (source, offset)
                 }
                 None => {
                     copies.push((at, buffer.clone()));

@@ -17,7 +17,7 @@ mod lender;
 
 pub use borrower::open;
 pub use control::{AdmissionWord, Control};
-pub use lender::{Grants, Placed};
+pub use lender::{Grants, Placed, secure};
 
 use super::fds;
 use borrower::Foreign;
