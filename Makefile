@@ -146,7 +146,8 @@ fuzz: ## Fuzz what parses the network's bytes, as in FUZZ_SECONDS=600
 .PHONY: test-asan
 test-asan: ## The Rust tests and the fuzz corpus under AddressSanitizer, which watches the unsafe code
 	$(call step,cargo test under AddressSanitizer)
-	@RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo test --locked --no-default-features --lib --test fuzz_corpus \
+	@ASAN_OPTIONS=allocator_may_return_null=1 RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
+		cargo test --locked --no-default-features --lib --test fuzz_corpus \
 		--target $(HOST) --target-dir target/asan
 
 .PHONY: audit
