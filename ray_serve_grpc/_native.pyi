@@ -149,6 +149,7 @@ class Channel:
         body: BytesLike | list[BytesLike],
         buffers: Sequence[BytesLike],
         flush: bool = True,
+        traceparent: str | None = None,
     ) -> Call:
         """Sends a CallRequest to InterDeploymentService.
 
@@ -159,6 +160,7 @@ class Channel:
             buffers: out-of-band buffers. Bytes-like objects over 4 KiB are not copied: they are
                 held until they are written, and must not change before.
             flush: without it the call may stay queued until `flush` or a call with it.
+            traceparent: header of W3C Trace Context that goes along.
         """
     def flush(self) -> None:
         """Has queued calls sent now."""
@@ -195,6 +197,9 @@ class ServerCall:
         """Native: the strings of `RequestMetadata`'s fields 1 to 9 in order, "" where unset. Stock: ()."""
     @property
     def extra(self) -> bytes: ...
+    @property
+    def traceparent(self) -> str | None:
+        """The header of W3C Trace Context as it came, unchecked."""
     @property
     def body(self) -> bytes | Buffer: ...
     @property
@@ -304,3 +309,35 @@ def secure(buffer: BytesLike) -> Buffer:
 
 def statistics() -> dict[str, int]:
     """Counters of this process: calls by lane and kind, bytes, connections, cancels, rejections."""
+
+def outcomes() -> list[tuple[str, str, str, str, int]]:
+    """(role, lane, kind, outcome, calls) of the calls that have ended, where there were any.
+
+    role: caller, replica. lane: tcp, unix, stock, or none for a call that was never sent. kind: unary, streaming.
+    outcome: ok, user_error, rejected, cancelled, unavailable, failed.
+    """
+
+#: Upper bounds of the buckets of `timings`, in microseconds; one bucket follows them.
+TIMING_BOUNDS: Final[list[int]] = ...
+
+def timings() -> list[tuple[str, list[int], int]]:
+    """(stage, observations in each bucket, sum of them in microseconds)."""
+
+def observe(stage: str, nanoseconds: int, /) -> None:
+    """Counts a time that was taken in Python.
+
+    Raises:
+        KeyError: there is no such stage.
+    """
+
+def time_calls(on: bool) -> None:
+    """Whether the core times the stages of calls; not from the start."""
+
+def set_log_level(level: int) -> None:
+    """Keeps what the core has to tell, of this severity and above (as `logging` numbers them), for `take_log_records`.
+
+    At most 256 records, and 10 of a kind within 30 s; the rest is counted.
+    """
+
+def take_log_records() -> list[tuple[int, float, str]]:
+    """(level, seconds since 1970, text) of what was kept, oldest first."""

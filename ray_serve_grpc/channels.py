@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from ray_serve_grpc import config, lanes
+from ray_serve_grpc import background, config, lanes
 from ray_serve_grpc._native import Channel
 from ray_serve_grpc.seam import adapter
 
@@ -69,6 +69,7 @@ def statistics() -> dict[str, dict[str, int]]:
 def channel_to(actor_id: bytes, endpoints: Sequence[str]) -> Channel:
     """A channel of its own, with this process's settings, token and certificates."""
     lanes.prepare()
+    background.start()
     settings = config.settings()
     return Channel(
         endpoints,

@@ -195,9 +195,16 @@ class Settings:
     )
     log_level: str = setting(
         "RAY_SERVE_GRPC_LOG_LEVEL",
-        "WARNING",
+        "INFO",
         Choice(LOG_LEVELS),
-        f"Least severe message that the logger `{LOGGER_NAME}` lets through.",
+        f"Least severe message that the logger `{LOGGER_NAME}` lets through, those of the Rust core included. INFO: "
+        "one line when a replica starts to serve, and one for each change of state.",
+    )
+    metrics: bool = setting(
+        "RAY_SERVE_GRPC_METRICS",
+        True,
+        Flag(),
+        "0 exports no metrics to Ray, and does not time calls.",
     )
 
     @classmethod

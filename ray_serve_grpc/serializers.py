@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from ray import cloudpickle
 
+from ray_serve_grpc import timing
 from ray_serve_grpc.errors import MissingLibrary, NotSerializable, UnknownSerialization
 
 BytesLike: TypeAlias = Any
@@ -330,11 +331,15 @@ class RPCSerializer:
         NotSerializable: names the argument.
         """
         try:
+            if timing.left > 0:
+                return timing.timed("serialise", self.request.encode_call, args, kwargs)
             return self.request.encode_call(args, kwargs)
         except Exception as error:
             raise _unserializable_argument(self.request, args, kwargs, error) from error
 
     def decode_request(self, body: BytesLike, buffers: Sequence[BytesLike]) -> tuple[Sequence[Any], dict[str, Any]]:
+        if timing.left > 0:
+            return timing.timed("deserialise", self.request.decode_call, body, buffers)
         return self.request.decode_call(body, buffers)
 
     def encode_response(self, value: Any) -> Encoded:
@@ -342,11 +347,15 @@ class RPCSerializer:
         NotSerializable: names the type of the result.
         """
         try:
+            if timing.left > 0:
+                return timing.timed("serialise", self.response.encode, value)
             return self.response.encode(value)
         except Exception as error:
             raise _unserializable_result(self.response, value, error) from error
 
     def decode_response(self, body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
+        if timing.left > 0:
+            return timing.timed("deserialise", self.response.decode, body, buffers)
         return self.response.decode(body, buffers)
 
     def stock_request(self, args: list[Any], kwargs: dict[str, Any]) -> tuple[bytes, bytes]:

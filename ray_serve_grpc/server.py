@@ -10,9 +10,10 @@ import logging
 import os
 import pickle
 from collections.abc import AsyncGenerator, Sequence
+from time import monotonic
 from typing import Any, Protocol
 
-from ray_serve_grpc import _native, config, errors, lanes
+from ray_serve_grpc import _native, background, config, errors, lanes, logs
 from ray_serve_grpc._native import ServerCall
 from ray_serve_grpc.bridge import TurnFlush, bridge_for
 from ray_serve_grpc.ownership import secured, secured_soon
@@ -146,6 +147,7 @@ class ReplicaServer:
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
         lanes.prepare()
+        background.start()
         try:
             self._server = self._bound(self._unix_path)
         except OSError as error:
@@ -161,6 +163,7 @@ class ReplicaServer:
                 error,
                 self._identity,
             )
+        logs.serving(self._server, self._host, tls=self._tls is not None, token=self._authorization is not None)
         return self._server.port
 
     def _bound(self, unix_path: str | None) -> _native.Server:
@@ -184,8 +187,11 @@ class ReplicaServer:
         if server is None:
             return
         ended = asyncio.Event()
+        began = monotonic()
+        logs.draining(server, grace_s)
         server.stop(grace_s, self._bridge, ended.set)
         await ended.wait()
+        logs.stopped(began)
 
     def statistics(self) -> dict[str, int]:
         return {} if self._server is None else self._server.statistics()

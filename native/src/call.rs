@@ -2,6 +2,7 @@
 
 use crate::error::Status;
 use crate::lane::Lane;
+use crate::metrics::COUNTERS;
 use crate::signal::Waiter;
 use crate::wire::Envelope;
 use std::collections::VecDeque;
@@ -27,6 +28,7 @@ pub struct CallState {
     /// For threads that wait without an event loop.
     arrived: Condvar,
     cancelled: AtomicBool,
+    user_error: AtomicBool,
     cancel_nudge: Notify,
     room_nudge: Notify,
 }
@@ -75,6 +77,13 @@ impl CallState {
 
     pub fn lane(&self) -> Option<Lane> {
         self.lock().lane
+    }
+
+    /// (lane, whether the replica had no slot, whether user code failed), for the books.
+    pub fn summary(&self) -> (Option<Lane>, bool, bool) {
+        let inner = self.lock();
+        let rejected = inner.admission.is_some_and(|admission| !admission.accepted);
+        (inner.lane, rejected, self.user_error.load(Ordering::Relaxed))
     }
 
     pub fn take(&self) -> Option<Envelope> {
@@ -167,6 +176,11 @@ impl CallState {
         self.lock().sent = false;
     }
 
+    /// One of the messages is an exception.
+    pub fn mark_user_error(&self) {
+        self.user_error.store(true, Ordering::Relaxed);
+    }
+
     pub fn admit(&self, admission: Admission) {
         self.advance(Some(admission), Vec::new(), None);
     }
@@ -222,6 +236,9 @@ impl CallState {
 
     /// Returns once there is room for another message.
     pub async fn room(&self) {
+        if self.lock().is_full() {
+            COUNTERS.client_queue_stalls.increment();
+        }
         while self.lock().is_full() {
             self.room_nudge.notified().await;
         }

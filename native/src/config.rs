@@ -2,6 +2,7 @@
 
 use crate::lane::{Endpoint, tls};
 use http::HeaderValue;
+use std::fmt;
 use std::time::Duration;
 
 /// gRPC's length prefix has 32 bits; upstream's default is one bit less.
@@ -54,4 +55,15 @@ pub struct ServerConfig {
     pub max_message_size: usize,
     /// Whether the port tells what it serves (gRPC server reflection).
     pub reflection: bool,
+}
+
+/// The peer, for logs.
+impl fmt::Display for ChannelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.identity)?;
+        for (number, endpoint) in self.endpoints.iter().enumerate() {
+            write!(f, "{}{endpoint}", if number == 0 { " at " } else { " or " })?;
+        }
+        Ok(())
+    }
 }

@@ -8,7 +8,8 @@
 //! - `security`: tokens, strangers, notices; TLS is in `lane::tls`
 //! - `service`: the methods and the two dialects
 //! - `proto`: generated from protos/inter_deployment.proto
-//! - `signal`, `runtime`, `config`, `error`, `metrics`: what the others share
+//! - `metrics`, `outcomes`, `timing`, `log`: what is counted, timed and told
+//! - `signal`, `runtime`, `config`, `error`: what the others share
 //! - `py`: everything of pyo3, behind the feature `python`; `py::buffer` exports memory (unsafe)
 
 pub mod call;
@@ -16,12 +17,15 @@ pub mod client;
 pub mod config;
 pub mod error;
 pub mod lane;
+pub mod log;
 pub mod metrics;
+pub mod outcomes;
 pub mod runtime;
 pub mod security;
 pub mod server;
 pub mod service;
 pub mod signal;
+pub mod timing;
 pub mod wire;
 
 #[allow(clippy::all, clippy::pedantic)]

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    const fn new() -> Self {
+    pub const fn new() -> Self {
         Counter(AtomicU64::new(0))
     }
 
@@ -53,9 +53,20 @@ counters! {
     client_messages_received,
     client_cancels,
     client_rejections,
+    /// Calls that were taken up; those that ended are in `outcomes::CALLER`.
+    client_calls_begun,
     client_connections,
+    /// Of those, that took the place of one that was lost or closed.
+    client_reconnects,
+    client_connections_ended,
     client_connections_lost,
     client_connect_failures,
+    /// Calls that found their connection lost and took another one.
+    client_retries,
+    /// Connections over a later endpoint, since an earlier one could not be reached.
+    client_lane_fallbacks,
+    /// Times that a stream was read no further, since its caller was behind.
+    client_queue_stalls,
     server_calls_unix_unary,
     server_calls_unix_streaming,
     server_calls_tcp_unary,
@@ -68,6 +79,12 @@ counters! {
     server_cancels,
     server_rejections,
     server_connections,
+    server_connections_ended,
+    server_calls_begun,
+    /// Times that a writer waited for HTTP/2's window or the socket.
+    server_window_stalls,
+    /// Messages of user code after which it was told to wait.
+    server_queue_stalls,
     /// Calls whose `authorization` was missing or wrong.
     server_unauthenticated,
     /// Connections that TLS, or the check of a Unix-domain socket's user, refused.
@@ -78,6 +95,7 @@ counters! {
     /// Of those, bytes that were passed on where they lay, without a copy.
     shm_bytes_forwarded,
     shm_messages_received,
+    shm_bytes_received,
     /// Messages that found no warm segment and went by the socket.
     shm_fallbacks,
     shm_trimmed,

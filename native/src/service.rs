@@ -35,6 +35,20 @@ pub const NONCE_HEADER: &str = "lane-nonce";
 /// Capability: buffers may be lent as shared memory on this connection.
 pub const SHM: &str = "shm";
 
+/// Header of a call, of W3C Trace Context.
+pub const TRACE_HEADER: &str = "traceparent";
+
+/// Whether a message of this kind holds an exception of user code.
+pub fn is_user_error(dialect: Dialect, kind: u32) -> bool {
+    match dialect {
+        Dialect::Native => kind >= FIRST_ERROR_KIND,
+        Dialect::Stock => kind != 0,
+    }
+}
+
+/// KIND_ERROR of the protocol; KIND_ERROR_TEXT follows it.
+const FIRST_ERROR_KIND: u32 = 2;
+
 impl Dialect {
     fn service(self) -> &'static str {
         match self {

@@ -47,9 +47,15 @@ impl Connection {
 /// Tries the endpoints in order; the last failure is the one reported, since the first ones are shortcuts.
 pub async fn establish(config: &ChannelConfig) -> Result<Connection, Status> {
     let mut failure = Status::unavailable("no endpoint to connect to");
-    for endpoint in &config.endpoints {
+    for (earlier, endpoint) in config.endpoints.iter().enumerate() {
         match connect(config, endpoint).await {
-            Ok(connection) => return Ok(connection),
+            Ok(connection) => {
+                if earlier > 0 {
+                    COUNTERS.client_lane_fallbacks.increment();
+                    tracing::info!(replica = %config, lane = connection.lane.name(), reason = %failure, "Another lane");
+                }
+                return Ok(connection);
+            }
             Err(status) => failure = status,
         }
     }
@@ -79,14 +85,17 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
     let ping_pong = connection.ping_pong();
     let open = Arc::new(AtomicBool::new(true));
     let lent: Arc<OnceLock<Arc<Exchange>>> = Arc::default();
+    let span = Arc::new(Lifetime::default());
     let driver = {
-        let (open, lent) = (Arc::clone(&open), Arc::clone(&lent));
+        let (open, lent, span) = (Arc::clone(&open), Arc::clone(&lent), EndWhenDropped(Arc::clone(&span)));
+        let replica = config.to_string();
         tokio::spawn(async move {
             // Also when this task is aborted.
-            let _lent = CloseWhenDropped(lent);
+            let _lent = (CloseWhenDropped(lent), span);
             let ended = Corked::new(connection, cork).await;
             open.store(false, Ordering::Release);
-            if ended.is_err() {
+            if let Err(error) = ended {
+                tracing::info!(%replica, reason = %error, "Connection lost");
                 COUNTERS.client_connections_lost.increment();
             }
         })
@@ -110,8 +119,11 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
             Dialect::Stock => config.keepalive_interval.max(STOCK_KEEPALIVE_INTERVAL),
         };
         let (open, patience) = (Arc::clone(&open), config.keepalive_timeout);
+        let replica = config.to_string();
         tokio::spawn(async move {
-            keep_alive(ping_pong, interval, patience).await;
+            if keep_alive(ping_pong, interval, patience).await == Peer::Silent {
+                tracing::warn!(%replica, "No answer to a ping within {patience:?}: the connection is given up");
+            }
             open.store(false, Ordering::Release);
             // Streams of a connection whose task is gone fail at once.
             driver.abort();
@@ -120,7 +132,28 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
     if let Some(exchange) = &exchange {
         let _ = lent.set(Arc::clone(exchange));
     }
+    span.advance();
     Ok(Connection { sender, lane, dialect, exchange, open })
+}
+
+/// Counts the end of a connection that came into use: whichever of beginning and end is told second counts it.
+#[derive(Default)]
+struct Lifetime(AtomicBool);
+
+impl Lifetime {
+    fn advance(&self) {
+        if self.0.swap(true, Ordering::AcqRel) {
+            COUNTERS.client_connections_ended.increment();
+        }
+    }
+}
+
+struct EndWhenDropped(Arc<Lifetime>);
+
+impl Drop for EndWhenDropped {
+    fn drop(&mut self) {
+        self.0.advance();
+    }
 }
 
 struct CloseWhenDropped(Arc<OnceLock<Arc<Exchange>>>);
@@ -163,13 +196,20 @@ async fn http2(socket: Socket) -> Result<(SendRequest<FrameBuf>, h2::client::Con
         .await
 }
 
+#[derive(PartialEq, Eq)]
+enum Peer {
+    Silent,
+    Gone,
+}
+
 /// Returns when the peer is dead or the connection has ended.
-async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Duration) {
+async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Duration) -> Peer {
     loop {
         tokio::time::sleep(interval).await;
         match timeout(patience, ping_pong.ping(Ping::opaque())).await {
             Ok(Ok(_)) => {}
-            Ok(Err(_)) | Err(_) => return,
+            Ok(Err(_)) => return Peer::Gone,
+            Err(_) => return Peer::Silent,
         }
     }
 }

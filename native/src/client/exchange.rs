@@ -7,8 +7,10 @@ use crate::error::{self, Code, Status};
 use crate::lane::exchange::{AdmissionWord, Exchange as SharedMemory, Grants};
 use crate::lane::{self, placement};
 use crate::metrics::COUNTERS;
+use crate::outcomes::{self, Outcome};
 use crate::runtime;
 use crate::service::{self, Dialect};
+use crate::timing::{self, STAGES};
 use crate::wire::{self, Backlog, Envelope, FrameBuf, MessageReader, Payload, WireError};
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
@@ -22,6 +24,8 @@ use std::time::Duration;
 /// Runs the call to its end, whichever comes first: the peer's, or the caller's cancel. Dropping the
 /// exchange resets its stream.
 pub async fn run(channel: &Arc<Channel>, call: &CallState, request: Request) {
+    let (method, dialect, began) = (request.method, request.message.dialect(), timing::started());
+    COUNTERS.client_calls_begun.increment();
     let ended = tokio::select! {
         biased;
         () = call.cancelled() => {
@@ -30,6 +34,9 @@ pub async fn run(channel: &Arc<Channel>, call: &CallState, request: Request) {
         }
         ended = exchange(channel, call, request) => ended.unwrap_or_else(|status| status),
     };
+    let (lane, rejected, user_error) = call.summary();
+    outcomes::CALLER.count(lane, dialect, method, Outcome::of(&ended, rejected, user_error));
+    if method.is_streaming() { &STAGES.call_streaming } else { &STAGES.call_unary }.since(began);
     call.finish(ended);
 }
 
@@ -42,15 +49,20 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     let word = connection.exchange.as_ref().and_then(SharedMemory::admission_word);
     let (frames, _grants) = encode(&connection, request.message, word.as_ref()).await?;
     let size = frames.remaining();
-    let (response, mut stream) =
-        sender.send_request(http_request(&channel.config, request.method.uri(connection.dialect)), false)?;
+    let mut head = http_request(&channel.config, request.method.uri(connection.dialect));
+    if let Some(trace) = request.trace {
+        head.headers_mut().insert(service::TRACE_HEADER, trace);
+    }
+    let (response, mut stream) = sender.send_request(head, false)?;
     call.mark_sent(connection.lane);
     COUNTERS.client_bytes_sent.add(size);
     service::client_calls(connection.dialect, connection.lane, request.method).increment();
     let mut unread = Unread { stream: stream.stream_id().as_u32(), exchange: connection.exchange.clone() };
     let lost = |error| refused_or_lost(call, error, word.as_ref(), unread.stream);
     stream.send_data(frames, true).map_err(lost)?;
+    let sent = timing::started();
     let response = response.await.map_err(lost)?;
+    STAGES.wire.since(sent);
     require_grpc(&response)?;
     let (head, body) = response.into_parts();
     if let Some(status) = status_in_headers(&head.headers) {
@@ -122,6 +134,7 @@ async fn ready(channel: &Arc<Channel>) -> Result<(Connection, SendRequest<FrameB
             Ok(sender) => return Ok((connection, sender)),
             Err(error) => {
                 connection.retire();
+                COUNTERS.client_retries.increment();
                 last = Status::from(error);
             }
         }
@@ -260,6 +273,9 @@ impl Response<'_> {
                 Dialect::Stock => wire::parse_stock_response(&payload)?,
             };
             envelope.require_size(self.config.max_message_size).map_err(too_large_to_receive)?;
+            if service::is_user_error(self.connection.dialect, envelope.kind) {
+                self.call.mark_user_error();
+            }
             lane::exchange::open(self.connection.exchange.as_ref(), &mut envelope).await?;
             envelopes.push(envelope);
         }

@@ -14,6 +14,7 @@ use crate::wire::{Content, FrameBuf};
 use bytes::Bytes;
 use connection::Connection;
 pub use connection::Pong;
+use http::HeaderValue;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
@@ -64,6 +65,8 @@ impl Link {
 pub struct Request {
     pub method: Method,
     pub message: Message,
+    /// `traceparent` of the caller's span.
+    pub trace: Option<HeaderValue>,
 }
 
 pub enum Message {
@@ -231,6 +234,10 @@ impl Channel {
         match &result {
             Ok(connection) => {
                 COUNTERS.client_connections.increment();
+                if link.dialect.is_some() {
+                    COUNTERS.client_reconnects.increment();
+                    tracing::info!(replica = %self.config, lane = connection.lane.name(), "Connected again");
+                }
                 link.dialect = Some(connection.dialect);
                 link.failure = None;
                 link.failures = 0;
@@ -238,6 +245,9 @@ impl Channel {
             }
             Err(status) => {
                 COUNTERS.client_connect_failures.increment();
+                if link.failures == 0 {
+                    tracing::info!(replica = %self.config, reason = %status, "Cannot connect, trying again when asked to");
+                }
                 link.failure = Some(status.clone());
                 link.failures = link.failures.saturating_add(1);
                 link.failed_at = Some(Instant::now());

@@ -128,6 +128,17 @@ fn class(size: usize) -> usize {
     if between >= size && between >= SMALLEST { between } else { power }
 }
 
+/// What there is of it.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    pub bytes: usize,
+    pub segments: usize,
+    /// Segments that wait for a message.
+    pub free: usize,
+    /// Segments that are being written to or are lent.
+    pub leased: usize,
+}
+
 impl Pool {
     /// Bytes that all segments of this process may have together. Zero: there are none.
     pub fn set_limit(&self, bytes: usize) {
@@ -247,10 +258,12 @@ impl Pool {
         }
     }
 
-    /// (bytes, segments) in existence.
-    pub fn size(&self) -> (usize, usize) {
+    pub fn size(&self) -> Size {
         let inner = self.lock();
-        (inner.bytes, inner.segments)
+        let free: usize = inner.free.values().map(Vec::len).sum();
+        let coming: usize = inner.coming.values().sum();
+        let leased = inner.segments.saturating_sub(free + coming);
+        Size { bytes: inner.bytes, segments: inner.segments, free, leased }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

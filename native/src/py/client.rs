@@ -97,7 +97,7 @@ impl Channel {
         self.channel.current().failure().map(status_pair)
     }
 
-    #[pyo3(signature = (method, metadata, extra, body, buffers, flush = true))]
+    #[pyo3(signature = (method, metadata, extra, body, buffers, flush = true, traceparent = None))]
     #[allow(clippy::too_many_arguments)] // the parts of a request
     fn call(
         &self,
@@ -108,6 +108,7 @@ impl Channel {
         body: &Bound<'_, PyAny>,
         buffers: &Bound<'_, PyAny>,
         flush: bool,
+        traceparent: Option<&str>,
     ) -> PyResult<Call> {
         memory::sweep(py);
         let method = super::method_of(method)?;
@@ -115,7 +116,9 @@ impl Channel {
         let strings = strings.iter().map(|string| string.to_str()).collect::<PyResult<Vec<_>>>()?;
         let metadata = wire::encode_metadata(strings.into_iter(), extra).freeze();
         let content = Content::of(memory::to_parts(body)?, memory::to_buffers(buffers)?);
-        Ok(self.start(method, Message::Native { metadata, content }, flush))
+        // One that is no header text is left out: a call does not fail for its trace.
+        let trace = traceparent.and_then(|text| HeaderValue::from_str(text).ok());
+        Ok(self.start(method, Message::Native { metadata, content }, trace, flush))
     }
 
     fn call_stock(&self, py: Python<'_>, method: usize, fields: &Bound<'_, PyAny>) -> PyResult<Call> {
@@ -123,7 +126,7 @@ impl Channel {
         let method = super::method_of(method)?;
         let fields = fields.try_iter()?.map(|field| memory::to_parts(&field?)).collect::<PyResult<Vec<_>>>()?;
         match wire::encode_fields(fields) {
-            Ok(frames) => Ok(self.start(method, Message::Stock(frames), true)),
+            Ok(frames) => Ok(self.start(method, Message::Stock(frames), None, true)),
             Err(error) => Ok(Call { state: client::Channel::failed(Status::from(error)) }),
         }
     }
@@ -167,8 +170,8 @@ impl Channel {
 }
 
 impl Channel {
-    fn start(&self, method: Method, message: Message, flush: bool) -> Call {
-        Call { state: self.channel.current().start(Request { method, message }, flush) }
+    fn start(&self, method: Method, message: Message, trace: Option<HeaderValue>, flush: bool) -> Call {
+        Call { state: self.channel.current().start(Request { method, message, trace }, flush) }
     }
 }
 

@@ -4,6 +4,7 @@ mod bridge;
 mod buffer;
 mod client;
 mod memory;
+mod observe;
 mod server;
 
 use crate::error::Code;
@@ -56,8 +57,13 @@ pub fn counters_dict(
 
 #[pyfunction]
 fn statistics(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    let (bytes, segments) = segment::pool().size();
-    let sizes = [("shm_pool_bytes", bytes as u64), ("shm_pool_segments", segments as u64)];
+    let size = segment::pool().size();
+    let sizes = [
+        ("shm_pool_bytes", size.bytes as u64),
+        ("shm_pool_segments", size.segments as u64),
+        ("shm_pool_free", size.free as u64),
+        ("shm_pool_leased", size.leased as u64),
+    ];
     counters_dict(py, COUNTERS.snapshot().into_iter().chain(sizes))
 }
 
@@ -115,6 +121,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(statistics, module)?)?;
     module.add_function(wrap_pyfunction!(set_shm_limit, module)?)?;
     module.add_function(wrap_pyfunction!(secure, module)?)?;
+    observe::add_to(module)?;
     let forked = wrap_pyfunction!(after_fork_in_child, module)?;
     let options = PyDict::new(module.py());
     options.set_item("after_in_child", forked)?;

@@ -10,7 +10,7 @@ use crate::error::{Code, Status};
 use crate::lane::tls::Acceptor;
 use crate::runtime;
 use crate::server;
-use crate::service::Dialect;
+use crate::service::{Dialect, is_user_error};
 use crate::wire::{self, Content, Envelope, Kind};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -164,6 +164,7 @@ struct Request {
 
 impl ServerCall {
     fn new(py: Python<'_>, call: Arc<server::ServerCall>) -> PyResult<Self> {
+        call.mark_taken_up();
         let envelope = call.take_request().unwrap_or_default();
         let Envelope { metadata, body, buffers, fields, .. } = envelope;
         let fields = fields.iter().map(|field| memory::from_slice(py, field)).collect::<PyResult<Vec<_>>>()?;
@@ -195,6 +196,12 @@ impl ServerCall {
     #[getter]
     fn dialect(&self) -> u32 {
         super::dialect_number(self.call.dialect)
+    }
+
+    /// None also where it is no text.
+    #[getter]
+    fn traceparent(&self) -> Option<&str> {
+        self.call.trace.as_ref().and_then(|value| value.to_str().ok())
     }
 
     #[getter]
@@ -267,6 +274,9 @@ impl ServerCall {
         memory::sweep(py);
         let body = memory::to_parts(body)?;
         let buffers = buffers.map(memory::to_buffers).transpose()?.unwrap_or_default();
+        if is_user_error(self.call.dialect, kind) {
+            self.call.mark_user_error();
+        }
         let queued = match self.call.dialect {
             Dialect::Native => self.call.send(Kind(kind), Content::of(body, buffers), flush),
             Dialect::Stock if buffers.is_empty() => {

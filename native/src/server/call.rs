@@ -3,12 +3,16 @@
 use crate::error::{Code, Status};
 use crate::lane::exchange::Exchange;
 use crate::lane::{Lane, placement};
+use crate::metrics::COUNTERS;
 use crate::service::{Dialect, Method};
 use crate::signal::Waiter;
+use crate::timing::{self, STAGES};
 use crate::wire::{self, Content, Envelope, FrameBuf, Kind, WireError};
 use bytes::Buf;
+use http::HeaderValue;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 use tokio::sync::Notify;
 
 /// Messages and bytes that may wait to be written before the writer is told to wait.
@@ -29,6 +33,10 @@ pub struct ServerCall {
     /// Whether the caller knows, or can look up, that the call was taken: user code may start then. A caller that
     /// does not know tries again when the connection is lost.
     admission_safe: AtomicBool,
+    /// `traceparent` of the caller's span, as it came.
+    pub trace: Option<HeaderValue>,
+    received: Option<Instant>,
+    user_error: AtomicBool,
     request: Mutex<Option<Envelope>>,
     outbound: Mutex<Outbound>,
     /// Wakes the task that owns the stream.
@@ -46,6 +54,8 @@ struct Outbound {
     /// Of what was taken and is not yet accepted by HTTP/2's flow control.
     in_transit: usize,
     end: Option<Status>,
+    /// When user code began.
+    began: Option<Instant>,
     writable_waiters: Vec<Waiter>,
     admission_waiters: Vec<Waiter>,
     cancel_waiters: Vec<Waiter>,
@@ -93,6 +103,23 @@ impl ServerCall {
         self.request.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
+    /// The handler begins with it.
+    pub fn mark_taken_up(&self) {
+        if self.received.is_some() {
+            STAGES.queue.since(self.received);
+            self.outbound().began = timing::started();
+        }
+    }
+
+    /// Its answer is an exception.
+    pub fn mark_user_error(&self) {
+        self.user_error.store(true, Ordering::Relaxed);
+    }
+
+    pub fn has_user_error(&self) -> bool {
+        self.user_error.load(Ordering::Relaxed)
+    }
+
     /// Without `flush` it may stay queued until the next flush.
     pub fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) {
         if accepted
@@ -101,7 +128,10 @@ impl ServerCall {
         {
             self.admission_safe.store(true, Ordering::Release);
         }
-        self.outbound().headers = Some((accepted, num_ongoing_requests));
+        let mut outbound = self.outbound();
+        outbound.headers = Some((accepted, num_ongoing_requests));
+        outbound.began = timing::started().filter(|_| accepted);
+        drop(outbound);
         if flush || !self.is_admission_safe() {
             self.nudge.notify_one();
         }
@@ -151,6 +181,9 @@ impl ServerCall {
         outbound.messages += 1;
         let writable = !outbound.is_over(1);
         drop(outbound);
+        if !writable {
+            COUNTERS.server_queue_stalls.increment();
+        }
         // A unary answer leaves with its end, which follows.
         if flush && self.method.is_streaming() {
             self.nudge.notify_one();
@@ -167,6 +200,9 @@ impl ServerCall {
         let mut outbound = self.outbound();
         if outbound.end.is_none() {
             outbound.end = Some(status);
+            if !self.is_cancelled() {
+                STAGES.user_code.since(outbound.began);
+            }
         }
         // Whoever waits for a cancel of a finished call waits in vain.
         let forgotten = std::mem::take(&mut outbound.cancel_waiters);
@@ -213,6 +249,7 @@ impl ServerCall {
 
 /// The task's side.
 impl ServerCall {
+    #[allow(clippy::too_many_arguments)] // what the stream knows of it
     pub fn new(
         method: Method,
         dialect: Dialect,
@@ -220,6 +257,7 @@ impl ServerCall {
         peer: Arc<str>,
         exchange: Option<Arc<Exchange>>,
         stream: u32,
+        trace: Option<HeaderValue>,
         request: Envelope,
     ) -> Self {
         ServerCall {
@@ -231,6 +269,9 @@ impl ServerCall {
             stream,
             admission_word: request.admission_word,
             admission_safe: AtomicBool::new(false),
+            trace,
+            received: timing::started(),
+            user_error: AtomicBool::new(false),
             request: Mutex::new(Some(request)),
             outbound: Mutex::default(),
             nudge: Notify::new(),

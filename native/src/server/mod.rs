@@ -221,6 +221,7 @@ fn serve_calls(accepted: Accepted, shared: Arc<Shared>) {
     shared.connections.fetch_add(1, Ordering::AcqRel);
     tokio::spawn(async move {
         serve_connection(accepted, &shared).await;
+        COUNTERS.server_connections_ended.increment();
         shared.connections.fetch_sub(1, Ordering::AcqRel);
         shared.connection_ended.notify_waiters();
     });

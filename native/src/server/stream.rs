@@ -7,6 +7,7 @@ use crate::lane::exchange::Grants;
 use crate::lane::fds::Nonce;
 use crate::lane::{self, Lane, placement};
 use crate::metrics::COUNTERS;
+use crate::outcomes::{self, Outcome};
 use crate::security::{self, Event};
 use crate::server::call::{Batch, Item};
 use crate::service::{self, Dialect, HANDSHAKE_PATH, Method, NONCE_HEADER};
@@ -40,6 +41,7 @@ pub async fn serve(
         }
         return shared.small.serve(request, respond).await;
     };
+    let trace = request.headers_mut().remove(service::TRACE_HEADER);
     let envelope = tokio::select! {
         // The caller may give up before its request is complete.
         _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
@@ -53,13 +55,19 @@ pub async fn serve(
     let (lane, peer) = (connection.lane, Arc::clone(&connection.peer));
     let exchange = connection.exchange.get().filter(|_| dialect == Dialect::Native).cloned();
     let stream = respond.stream_id().as_u32();
-    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, stream, envelope));
+    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, stream, trace, envelope));
     shared.calls.fetch_add(1, Ordering::Relaxed);
     shared.handler.incoming(Arc::clone(&call));
-    if let Err(End::Lost) = answer(connection, &call, respond).await {
-        COUNTERS.server_cancels.increment();
-        call.mark_cancelled();
-    }
+    COUNTERS.server_calls_begun.increment();
+    let outcome = match answer(connection, &call, respond).await {
+        Ok(outcome) => outcome,
+        Err(End::Lost) => {
+            COUNTERS.server_cancels.increment();
+            call.mark_cancelled();
+            Outcome::Cancelled
+        }
+    };
+    outcomes::REPLICA.count(Some(lane), dialect, method, outcome);
     shared.calls.fetch_sub(1, Ordering::Relaxed);
 }
 
@@ -146,7 +154,12 @@ impl From<h2::Error> for End {
 /// one byte costs some hundred until it is written.
 const UNFLUSHED_WRITES: usize = 64;
 
-async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendResponse<FrameBuf>) -> Result<(), End> {
+async fn answer(
+    connection: &Connection,
+    call: &ServerCall,
+    mut respond: SendResponse<FrameBuf>,
+) -> Result<Outcome, End> {
+    let mut rejected = false;
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
     let mut lent = Grants::default();
@@ -167,7 +180,7 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
         };
         if let (None, Some(end)) = (&stream, trailers_only(&batch)) {
             refuse(&mut respond, end);
-            return Ok(());
+            return Ok(Outcome::of(end, rejected, false));
         }
         let before = flushes.count();
         let open = match &mut stream {
@@ -182,6 +195,7 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
         }
         if let Some((false, _)) = batch.headers {
             COUNTERS.server_rejections.increment();
+            rejected = true;
         }
         let is_last = batch.end.is_some();
         let mut failure = None;
@@ -212,7 +226,7 @@ async fn answer(connection: &Connection, call: &ServerCall, mut respond: SendRes
         if let Some(status) = failure.or(batch.end) {
             open.send_trailers(trailers(&status))?;
             lent.settle();
-            return Ok(());
+            return Ok(Outcome::of(&status, rejected, call.has_user_error()));
         }
     }
 }
@@ -246,11 +260,16 @@ fn trailers_only(batch: &Batch) -> Option<&Status> {
 /// Waits until the peer and the socket have taken enough that another message may follow.
 async fn flow(stream: &mut SendStream<FrameBuf>) -> Result<(), End> {
     stream.reserve_capacity(1);
+    let mut stalled = false;
     let granted = poll_fn(|cx| {
         if stream.capacity() > 0 {
             return std::task::Poll::Ready(Some(Ok(1)));
         }
-        stream.poll_capacity(cx)
+        let granted = stream.poll_capacity(cx);
+        if granted.is_pending() && !std::mem::replace(&mut stalled, true) {
+            COUNTERS.server_window_stalls.increment();
+        }
+        granted
     });
     match granted.await {
         Some(Ok(_)) => Ok(()),

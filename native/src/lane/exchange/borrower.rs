@@ -85,6 +85,7 @@ impl Exchange {
         }
         envelope.size += bytes;
         COUNTERS.shm_messages_received.increment();
+        COUNTERS.shm_bytes_received.add(bytes);
         Ok(())
     }
 
