@@ -19,6 +19,7 @@ from ray_serve_grpc.serializers import RPCSerializer, encoded_size
 
 if TYPE_CHECKING:
     from ray_serve_grpc._native import Call
+    from ray_serve_grpc.tracing import ClientSpan
 
 __all__ = ["gRPCReplicaResult", "gRPCReplicaWrapper"]
 
@@ -45,23 +46,32 @@ class gRPCReplicaWrapper(ReplicaWrapper):
             getattr(metadata, "request_serialization", "cloudpickle"),
             getattr(metadata, "response_serialization", "cloudpickle"),
         )
-        if serializer.request.keywords:
-            adapter.inject_trace_context(pr.kwargs)
+        span = None
+        if adapter.tracing_is_on():
+            span = _span(peer, metadata, pr.kwargs if serializer.request.keywords else None, with_rejection)
+            metadata = span.metadata
         loop = asyncio.get_running_loop()
         bridge = bridge_for(loop)
         dialect = peer.channel.dialect()
         once = broadcast.current()
         if dialect is not None:
-            call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, dialect, False)
+            try:
+                call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, span, dialect, False)
+            except Exception as error:
+                if span is not None:
+                    span.fail(error)
+                raise
             turn_of(loop).add(peer.channel)
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
             result.begin(call, dialect, bridge)
         else:
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
-            send = partial(_send, peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once)
+            send = partial(_send, peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, span)
             start = Start(partial(_begin, result.completion, peer, send, bridge))
             result.begin_later(start)
             peer.channel.watch_ready(bridge, start)
+        if span is not None:
+            span.follow(result)
         return result
 
     def close(self) -> None:
@@ -74,6 +84,17 @@ class gRPCReplicaWrapper(ReplicaWrapper):
         return f"<gRPCReplicaWrapper {self._peer.where()}>"
 
 
+def _span(peer: channels.Peer, metadata: Any, kwargs: dict[str, Any] | None, with_rejection: bool) -> ClientSpan:
+    from ray_serve_grpc.tracing import ClientSpan
+
+    return ClientSpan(peer, metadata, kwargs, _method(metadata, with_rejection))
+
+
+def _method(metadata: Any, with_rejection: bool) -> int:
+    first = _native.METHOD_UNARY_REJECTION if with_rejection else _native.METHOD_UNARY
+    return first + bool(metadata.is_streaming)
+
+
 def _send(
     peer: channels.Peer,
     serializer: RPCSerializer,
@@ -82,10 +103,11 @@ def _send(
     kwargs: dict[str, Any],
     with_rejection: bool,
     once: broadcast.Once | None,
+    span: ClientSpan | None,
     dialect: int,
     flush: bool = True,
 ) -> Call:
-    method = (_native.METHOD_UNARY_REJECTION if with_rejection else _native.METHOD_UNARY) + metadata.is_streaming
+    method = _method(metadata, with_rejection)
     limit = adapter.max_message_size()
     if dialect == _native.DIALECT_NATIVE:
         encode = serializer.encode_request if once is None else partial(once.encode, serializer)
@@ -95,7 +117,8 @@ def _send(
             if size > limit:
                 raise errors.request_too_large(size, limit, peer.where())
         strings, extra = adapter.metadata_to_wire(metadata)
-        return peer.channel.call(method, strings, extra, body, buffers, flush)
+        trace = None if span is None else span.traceparent
+        return peer.channel.call(method, strings, extra, body, buffers, flush, trace)
     fields = serializer.stock_request(args, kwargs)
     size = sum(map(len, fields))
     if size > limit:

@@ -44,7 +44,7 @@ def serving(server: Server, host: str, *, tls: bool, token: bool) -> None:
 
 def draining(server: Server, grace_s: float) -> None:
     ongoing = server.statistics()["ongoing_calls"]
-    logger.info("Takes no more calls; %d under way have %g s to end.", ongoing, grace_s)
+    logger.info("Takes no more calls; %d under way have %.1f s to end.", ongoing, grace_s)
 
 
 def stopped(began: float) -> None:

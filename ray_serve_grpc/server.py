@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import importlib
 import logging
 import os
 import pickle
@@ -132,6 +133,7 @@ class ReplicaServer:
         self._limit = adapter.max_message_size()
         self._threads = adapter.user_code_has_its_own_thread(replica)
         self._server: _native.Server | None = None
+        self._tracing: Any = None
 
     async def start(self) -> int:
         """Binds and serves. Returns the TCP port.
@@ -146,6 +148,8 @@ class ReplicaServer:
         # User code finds in its context what Ray has put there for the task that started the
         # replica, as it does under Ray's own server.
         self._context = contextvars.copy_context()
+        if adapter.tracing_is_on():  # from the start of a replica, or never
+            self._tracing = importlib.import_module("ray_serve_grpc.tracing")
         lanes.prepare()
         background.start()
         try:
@@ -204,7 +208,10 @@ class ReplicaServer:
         logger.warning("Port %s: %s", self._server.port if self._server else "closed", text)
 
     def _on_call(self, call: ServerCall) -> None:
-        task = self._context.copy().run(self._loop.create_task, self._serve(call))
+        serving = self._serve(call)
+        if self._tracing is not None:
+            serving = self._tracing.serving(call, serving)
+        task = self._context.copy().run(self._loop.create_task, serving)
         call.watch_cancel(self._bridge, task.cancel)
 
     async def _serve(self, call: ServerCall) -> None:
@@ -216,6 +223,8 @@ class ReplicaServer:
         try:
             metadata, serializer, args, kwargs = _request(call, streaming)
             call.release()
+            if self._tracing is not None:
+                self._tracing.begin(metadata)
             if rejection:
                 results = self._replica.handle_request_with_rejection(metadata, *args, **kwargs)
                 del args, kwargs
@@ -351,6 +360,8 @@ class ReplicaServer:
 
     def _fail(self, call: ServerCall, error: BaseException, metadata: Any, serializer: RPCSerializer | None) -> None:
         method = "unreadable request" if metadata is None else metadata.call_method
+        if self._tracing is not None:
+            self._tracing.fail(error)
         if call.dialect == _native.DIALECT_NATIVE:
             kind, body = errors.encode(error, method=method, actor_id=self._identity, limit=self._limit)
             call.send(kind, body)

@@ -51,6 +51,7 @@ __all__ = [
     "socket_folder",
     "tls_credentials",
     "token_is_demanded",
+    "tracing_is_on",
     "track_in_flight",
     "user_code_has_its_own_thread",
 ]
@@ -140,6 +141,20 @@ def inject_trace_context(kwargs: MutableMapping[str, Any]) -> None:
     tracing = _tracing()
     if tracing._is_tracing_enabled():
         kwargs["_ray_trace_ctx"] = tracing._DictPropagator.inject_current_context()
+
+
+def tracing_is_on() -> bool:
+    """Whether Ray's tracing or Serve's is on in this process."""
+    return bool(_tracing()._is_tracing_enabled() or _serve_tracing_is_on()())
+
+
+@functools.cache
+def _serve_tracing_is_on() -> Callable[[], bool]:
+    try:
+        module = importlib.import_module("ray.serve._private.tracing_utils")
+    except ImportError:
+        return bool
+    return getattr(module, "is_tracing_enabled", bool)
 
 
 @functools.cache

@@ -126,7 +126,9 @@ class FakeChannel:
     def watch_ready(self, bridge: Any, callback: Any) -> None:
         self.ready.append(callback)
 
-    def call(self, method: int, metadata: Any, extra: bytes, body: Any, buffers: Any, flush: bool = True) -> FakeCall:
+    def call(
+        self, method: int, metadata: Any, extra: bytes, body: Any, buffers: Any, flush: bool = True, trace: Any = None
+    ) -> FakeCall:
         return self._started("native", method, metadata, extra, body, buffers)
 
     def flush(self) -> None:

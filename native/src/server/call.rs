@@ -181,7 +181,7 @@ impl ServerCall {
         outbound.messages += 1;
         let writable = !outbound.is_over(1);
         drop(outbound);
-        if !writable {
+        if !writable && self.method.is_streaming() {
             COUNTERS.server_queue_stalls.increment();
         }
         // A unary answer leaves with its end, which follows.
