@@ -67,16 +67,16 @@ class Exporter:
         present = snapshot()
         for metric, made in self._metrics:
             for values, value in metric.samples(present):
-                key = (metric.name, values)
-                before = self._told.get(key)
-                if value == before or (before is None and not value):
-                    continue
-                self._told[key] = value
                 tags = dict(zip(metric.tags, values, strict=True))
                 if metric.kind == "gauge":
+                    # Also one that has not changed: Ray's agent forgets a gauge that is not told again.
                     made.set(value, tags)
-                elif value > (before or 0):
-                    made.inc(value - (before or 0), tags)
+                    continue
+                key = (metric.name, values)
+                growth = value - self._told.get(key, 0)
+                if growth > 0:
+                    self._told[key] = value
+                    made.inc(growth, tags)
 
     def _made(self, metric: Metric) -> Any:
         library = importlib.import_module("ray.util.metrics")

@@ -49,9 +49,11 @@ struct Kind {
     suppressed: u32,
 }
 
-/// Keeps events of this severity and above from here on: 10 DEBUG, 20 INFO, 30 WARNING, 40 ERROR.
+/// Keeps events of this severity and above from here on: 10 DEBUG, 20 INFO, 30 WARNING, 40 ERROR. What was told of
+/// each kind before is forgotten.
 pub fn set_level(level: u8) {
     LEVEL.store(level, Ordering::Relaxed);
+    QUEUE.current().lock().unwrap_or_else(PoisonError::into_inner).kinds.clear();
     // Fails when it is set already.
     let _ = tracing::subscriber::set_global_default(Keeper);
     tracing::callsite::rebuild_interest_cache();

@@ -214,6 +214,7 @@ async def test_the_state_is_told(wrapper):
 
 @pytest.mark.parametrize("name", ["cloudpickle", "noop"])
 async def test_the_trace_context_goes_along_where_there_is_room_for_it(wrapper, name, monkeypatch):
+    monkeypatch.setattr(adapter, "tracing_is_on", lambda: True)
     monkeypatch.setattr(adapter, "inject_trace_context", lambda kwargs: kwargs.update(_ray_trace_ctx={"id": 1}))
     request = pending(b"x", about=metadata(request_serialization=name))
     wrapper[0].send_request_python(request, with_rejection=True)
