@@ -1,4 +1,4 @@
-"""Metrics at Ray's Prometheus endpoint, the dashboard on them, and the lines of a replica's log."""
+"""What users see: metrics at Ray's Prometheus endpoint, the dashboard on them, spans, lines of a replica's log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from harness import Cluster, deployment, same_as_actor
+from harness import Cluster, deployment, same_as_actor, spans
 from harness.cluster import app_name, until
 from harness.prometheus import Prometheus, binary, exposed
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "docs" / "grafana" / "ray_serve_grpc.json"
-#: Ray's processes report every 10 s otherwise.
-OFTEN = {"RAY_metrics_report_interval_ms": "1000"}
+#: Ray's processes report every 10 s otherwise. Serve's tracing is on, for the test of spans.
+OFTEN = {"RAY_metrics_report_interval_ms": "1000", "RAY_SERVE_TRACING_EXPORTER_IMPORT_PATH": spans.IMPORT_PATH}
 
 
 @deployment
@@ -83,6 +83,21 @@ CAUSED = {
         "stage_seconds_count_total",
     )
 }
+
+
+NATIVE = "ray_serve_grpc.v1.InterDeploymentService"
+#: Spans from the root to user code, Serve's own by name.
+PATH_OF_A_REQUEST = [
+    "proxy_http_request",
+    "proxy_route_to_replica",
+    f"CLIENT {NATIVE}",
+    f"SERVER {NATIVE}",
+    "replica_handle_request Outer __call__",
+    "route_to_replica Inner echo",
+    f"CLIENT {NATIVE}",
+    f"SERVER {NATIVE}",
+    "replica_handle_request Inner echo",
+]
 
 
 def endpoint() -> str:
@@ -191,3 +206,28 @@ def test_a_replica_logs_its_start_and_its_end_in_serves_format(cluster: Cluster)
         sum("Takes no more calls" in line for line in mine) == 1,
         sum("Stopped serving" in line for line in mine) == 1,
     ]
+
+
+@same_as_actor(native_only=True, expect=PATH_OF_A_REQUEST, extra=OFTEN, timeout=90)
+def test_a_trace_of_an_http_request_leads_through_both_ends_of_every_call(cluster: Cluster) -> list[str]:
+    import httpx
+
+    cluster.app(layers, route=True)
+    assert httpx.get(f"{cluster.http}/{app_name(layers)}", timeout=30).text == "over http"
+    path: list[str] = []
+
+    def whole() -> bool:
+        by_id = {span["id"]: span for span in spans.ended(cluster.session)}
+        for span in reversed(by_id.values()):
+            if span["name"] == "replica_handle_request Inner echo" and span["parent"] in by_id:
+                path[:] = []
+                while span is not None:
+                    service = span["attributes"].get("rpc.service")
+                    path.insert(0, f"{span['kind']} {service}" if service else span["name"].split("/")[0])
+                    span = by_id.get(span["parent"])
+                if len(path) == len(PATH_OF_A_REQUEST):
+                    return True
+        return False
+
+    until(whole, timeout=40, poll=0.2)
+    return path
