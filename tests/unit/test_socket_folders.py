@@ -42,7 +42,7 @@ async def test_a_replica_whose_socket_finds_no_room_is_reached_by_tcp(folder, re
         authorization=None,
     )
     port = await server.start()
-    (warning,) = [record.getMessage() for record in caplog.records if record.name == config.LOGGER_NAME]
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert str(path / "r.sock") in warning
     assert actor_id.hex() in warning
     wrapper = gRPCReplicaWrapper(actor_id, [f"tcp:127.0.0.1:{port}"], deployment="Model")
