@@ -9,7 +9,6 @@ import pytest
 import ray
 from fakes import FakeReplica, metadata, pending
 
-from ray_serve_grpc import config
 from ray_serve_grpc.client import gRPCReplicaWrapper
 from ray_serve_grpc.server import ReplicaServer
 
