@@ -166,7 +166,9 @@ impl State {
             if self.collected.len() + size > MOST_COLLECTED {
                 ready!(self.poll_push(cx))?;
             }
-            bufs.iter().for_each(|buf| self.collected.extend_from_slice(buf));
+            for buf in bufs {
+                self.collected.extend_from_slice(buf);
+            }
             size
         };
         self.is_blocked = written < size;
