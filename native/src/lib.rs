@@ -9,6 +9,7 @@
 //! - `service`: the methods and the two dialects
 //! - `proto`: generated from protos/inter_deployment.proto
 //! - `metrics`, `outcomes`, `timing`, `log`: what is counted, timed and told
+//! - `keepalive`: how a connection finds out that its peer is gone
 //! - `signal`, `runtime`, `config`, `error`: what the others share
 //! - `py`: everything of pyo3, behind the feature `python`; `py::buffer` exports memory (unsafe)
 
@@ -16,6 +17,7 @@ pub mod call;
 pub mod client;
 pub mod config;
 pub mod error;
+pub mod keepalive;
 pub mod lane;
 pub mod log;
 pub mod metrics;

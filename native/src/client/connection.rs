@@ -2,6 +2,7 @@
 
 use crate::config::{self, ChannelConfig};
 use crate::error::{Code, Status};
+use crate::keepalive;
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
 use crate::lane::{Corked, Endpoint, Lane, Socket, segment, tls};
@@ -11,7 +12,6 @@ use crate::service::{self, Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
 use crate::wire::{FrameBuf, MessageReader};
 use bytes::{BufMut, BytesMut};
 use h2::client::SendRequest;
-use h2::{Ping, PingPong};
 use http::HeaderValue;
 use prost::Message;
 use std::collections::VecDeque;
@@ -74,6 +74,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
     };
     let lane = socket.lane();
     let cork = Arc::new(OnceLock::from(socket.cork()));
+    let signs = Arc::clone(socket.signs());
     let (sender, mut connection) = match timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await {
         Ok(Ok(pair)) => pair,
         Ok(Err(error)) => {
@@ -121,7 +122,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         let (open, patience) = (Arc::clone(&open), config.keepalive_timeout);
         let replica = config.to_string();
         tokio::spawn(async move {
-            if keep_alive(ping_pong, interval, patience).await == Peer::Silent {
+            if keepalive::watch(ping_pong, &signs, interval, patience).await == keepalive::Peer::Silent {
                 tracing::warn!(%replica, "No answer to a ping within {patience:?}: the connection is given up");
             }
             open.store(false, Ordering::Release);
@@ -194,24 +195,6 @@ async fn http2(socket: Socket) -> Result<(SendRequest<FrameBuf>, h2::client::Con
         .enable_push(false)
         .handshake(socket)
         .await
-}
-
-#[derive(PartialEq, Eq)]
-enum Peer {
-    Silent,
-    Gone,
-}
-
-/// Returns when the peer is dead or the connection has ended.
-async fn keep_alive(mut ping_pong: PingPong, interval: Duration, patience: Duration) -> Peer {
-    loop {
-        tokio::time::sleep(interval).await;
-        match timeout(patience, ping_pong.ping(Ping::opaque())).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(_)) => return Peer::Gone,
-            Err(_) => return Peer::Silent,
-        }
-    }
 }
 
 /// One Handshake over a connection that has had its own: what the peer says of itself, and how long that took. A peer

@@ -2,6 +2,7 @@
 
 use super::stream::{Stream, UnixSocket};
 use super::{Gate, Lane, unix};
+use crate::keepalive::Signs;
 use bytes::{Buf, BytesMut};
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -49,8 +50,10 @@ impl Socket {
 
     fn new(stream: Stream) -> Socket {
         let lane = stream.lane();
+        let signs = Arc::<Signs>::default();
+        let stream = Watched { stream, signs: Arc::clone(&signs), waited: false };
         let state = Mutex::new(State { stream, collected: BytesMut::new(), is_blocked: false, failure: None });
-        Socket { cork: Arc::new(Cork { lane, state, flushes: Arc::default() }), gate: None }
+        Socket { cork: Arc::new(Cork { lane, state, flushes: Arc::default(), signs }), gate: None }
     }
 
     /// What is read from here on comes through `gate`.
@@ -71,6 +74,10 @@ impl Socket {
 
     pub fn flushes(&self) -> &Arc<Flushes> {
         &self.cork.flushes
+    }
+
+    pub fn signs(&self) -> &Arc<Signs> {
+        &self.cork.signs
     }
 }
 
@@ -116,11 +123,41 @@ pub struct Cork {
     lane: Lane,
     state: Mutex<State>,
     flushes: Arc<Flushes>,
+    signs: Arc<Signs>,
+}
+
+/// A stream on which the peer's signs of life are counted.
+#[derive(Debug)]
+struct Watched {
+    stream: Stream,
+    signs: Arc<Signs>,
+    /// A write waits for room.
+    waited: bool,
+}
+
+impl Watched {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buf.filled().len();
+        let polled = self.stream.poll_read(cx, buf);
+        if buf.filled().len() > before {
+            self.signs.add();
+        }
+        polled
+    }
+
+    fn poll_write_vectored(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        let polled = self.stream.poll_write_vectored(cx, bufs);
+        if polled.is_ready() && self.waited {
+            self.signs.add();
+        }
+        self.waited = polled.is_pending();
+        polled
+    }
 }
 
 #[derive(Debug)]
 struct State {
-    stream: Stream,
+    stream: Watched,
     collected: BytesMut,
     /// HTTP/2 has more to write, and waits for room.
     is_blocked: bool,
@@ -200,7 +237,7 @@ impl State {
             require_progress(written)?;
             self.collected.advance(written);
         }
-        self.stream.poll_flush(cx)
+        self.stream.stream.poll_flush(cx)
     }
 }
 
@@ -244,7 +281,7 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut state = self.cork.state();
         ready!(state.poll_push(cx))?;
-        state.stream.poll_shutdown(cx)
+        state.stream.stream.poll_shutdown(cx)
     }
 }
 

@@ -8,6 +8,7 @@ mod stream;
 pub use call::ServerCall;
 
 use crate::config::{self, ServerConfig};
+use crate::keepalive::{self, Signs};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
 use crate::lane::{self, Accepted, Cork, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment};
@@ -244,9 +245,10 @@ struct Connection {
     /// None where no token is asked for.
     stranger: Option<Stranger>,
     exchange: OnceLock<Arc<Exchange>>,
-    /// These two are told once there is a socket.
+    /// These are told once there is a socket.
     cork: Arc<OnceLock<Weak<Cork>>>,
     flushes: OnceLock<Arc<Flushes>>,
+    signs: OnceLock<Arc<Signs>>,
 }
 
 impl Connection {
@@ -259,6 +261,10 @@ impl Connection {
 
     fn flushes(&self) -> &Flushes {
         self.flushes.get_or_init(Arc::default)
+    }
+
+    fn signs(&self) -> &Arc<Signs> {
+        self.signs.get_or_init(Arc::default)
     }
 
     async fn overstayed(&self) {
@@ -285,6 +291,7 @@ async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
         exchange: OnceLock::new(),
         cork: Arc::default(),
         flushes: OnceLock::new(),
+        signs: OnceLock::new(),
     });
     let cork = Arc::clone(&state.cork);
     Corked::new(serve_streams(accepted, shared, state), cork).await;
@@ -301,7 +308,14 @@ async fn serve_streams(accepted: Accepted, shared: &Arc<Shared>, state: Arc<Conn
     let Ok(Some(mut connection)) = connection else { return };
     let mut overstayed = std::pin::pin!(state.overstayed());
     let mut draining = false;
-    let mut keepalive = std::pin::pin!(keep_alive(connection.ping_pong()));
+    let signs = Arc::clone(state.signs());
+    let ping_pong = connection.ping_pong();
+    let mut silent = std::pin::pin!(async {
+        match ping_pong {
+            Some(ping_pong) => keepalive::watch(ping_pong, &signs, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT).await,
+            None => std::future::pending().await,
+        }
+    });
     loop {
         tokio::select! {
             accepted = connection.accept() => {
@@ -316,7 +330,7 @@ async fn serve_streams(accepted: Accepted, shared: &Arc<Shared>, state: Arc<Conn
                 draining = true;
                 connection.graceful_shutdown();
             }
-            () = &mut keepalive => return,
+            _ = &mut silent => return,
             () = &mut overstayed => return,
         }
     }
@@ -339,6 +353,7 @@ async fn open(
     let gate = state.stranger.as_ref().map(|stranger| Arc::clone(stranger.gate()));
     let _ = state.cork.set(socket.cork());
     let _ = state.flushes.set(Arc::clone(socket.flushes()));
+    let _ = state.signs.set(Arc::clone(socket.signs()));
     http2(socket.gated(gate)).await.ok()
 }
 
@@ -361,16 +376,4 @@ async fn http2(socket: Socket) -> Result<h2::server::Connection<Socket, FrameBuf
         .max_pending_accept_reset_streams(config::MAX_PENDING_RESETS)
         .handshake(socket)
         .await
-}
-
-/// Returns when the peer does not answer a ping.
-async fn keep_alive(ping_pong: Option<h2::PingPong>) {
-    let Some(mut ping_pong) = ping_pong else { return std::future::pending().await };
-    loop {
-        tokio::time::sleep(KEEPALIVE_INTERVAL).await;
-        match timeout(KEEPALIVE_TIMEOUT, ping_pong.ping(h2::Ping::opaque())).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(_)) | Err(_) => return,
-        }
-    }
 }
