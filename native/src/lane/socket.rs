@@ -15,8 +15,9 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::Notify;
 use tokio_rustls::TlsStream;
 
-/// Kernel buffers of a Unix-domain socket, bytes: a 1 MB message in one writev instead of five.
-const UNIX_SOCKET_BUFFER: usize = 4 << 20;
+/// Kernel buffers of a Unix-domain socket, bytes. The system's own take five writes for a message of 1 MB; larger ones
+/// than this hold up the small messages behind big ones.
+const UNIX_SOCKET_BUFFER: usize = 1 << 20;
 
 /// A write of up to this many bytes is copied to those before it; a copy costs less than a system call, and a peer
 /// that finds all of a turn's frames in one read wakes once.
