@@ -13,6 +13,7 @@
 //! - `signal`, `runtime`, `config`, `error`: what the others share
 //! - `py`: everything of pyo3, behind the feature `python`; `py::buffer` exports memory (unsafe)
 
+pub mod batch;
 pub mod call;
 pub mod client;
 pub mod config;
@@ -33,6 +34,11 @@ pub mod wire;
 #[allow(clippy::all, clippy::pedantic)]
 pub mod proto {
     include!("proto/ray_serve_grpc.v1.rs");
+}
+
+/// What `native/model` replaces in the files that it tests.
+mod sync {
+    pub use std::sync::*;
 }
 
 #[cfg(feature = "python")]

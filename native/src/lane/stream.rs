@@ -1,13 +1,16 @@
 //! The byte streams that the lanes are made of.
 
 use super::{Lane, sys};
+use std::future::Future;
 use std::io::{self, IoSlice, Write};
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 use tokio::io::unix::AsyncFd;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Sleep;
 use tokio_rustls::TlsStream;
 
 #[derive(Debug)]
@@ -65,14 +68,33 @@ impl Stream {
 #[derive(Debug)]
 pub struct UnixSocket {
     readable: AsyncFd<UnixStream>,
-    /// The same socket, registered for writes while one waits.
-    writable: Option<AsyncFd<UnixStream>>,
+    /// What a write waits for.
+    room: Option<Room>,
+}
+
+#[derive(Debug)]
+enum Room {
+    /// The same socket, registered for writes.
+    Told(AsyncFd<UnixStream>),
+    /// Where no descriptor is left for that.
+    Looked(Pin<Box<Sleep>>),
+}
+
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(1);
+
+impl Room {
+    fn of(socket: &UnixStream) -> Room {
+        match socket.try_clone().and_then(|same| sys::watched(same, Interest::WRITABLE)) {
+            Ok(writable) => Room::Told(writable),
+            Err(_) => Room::Looked(Box::pin(tokio::time::sleep(LOOK_AGAIN_AFTER))),
+        }
+    }
 }
 
 impl UnixSocket {
     pub fn new(stream: UnixStream) -> io::Result<UnixSocket> {
         stream.set_nonblocking(true)?;
-        Ok(UnixSocket { readable: sys::watched(stream, Interest::READABLE)?, writable: None })
+        Ok(UnixSocket { readable: sys::watched(stream, Interest::READABLE)?, room: None })
     }
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -94,23 +116,29 @@ impl UnixSocket {
     }
 
     fn poll_write_vectored(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        if self.writable.is_none() {
+        loop {
+            match &mut self.room {
+                None => {}
+                Some(Room::Told(writable)) => {
+                    let mut guard = ready!(writable.poll_write_ready(cx))?;
+                    match guard.try_io(|socket| socket.get_ref().write_vectored(bufs)) {
+                        Ok(written) => {
+                            self.room = None;
+                            return Poll::Ready(written);
+                        }
+                        Err(_would_block) => continue,
+                    }
+                }
+                Some(Room::Looked(later)) => ready!(later.as_mut().poll(cx)),
+            }
+            self.room = None;
             match self.readable.get_ref().write_vectored(bufs) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    let same = self.readable.get_ref().try_clone()?;
-                    self.writable = Some(sys::watched(same, Interest::WRITABLE)?);
+                    self.room = Some(Room::of(self.readable.get_ref()));
                 }
                 written => return Poll::Ready(written),
             }
         }
-        while let Some(writable) = &self.writable {
-            let mut guard = ready!(writable.poll_write_ready(cx))?;
-            if let Ok(written) = guard.try_io(|socket| socket.get_ref().write_vectored(bufs)) {
-                self.writable = None;
-                return Poll::Ready(written);
-            }
-        }
-        unreachable!("the loop ends with its socket")
     }
 
     fn shutdown(&self) -> io::Result<()> {

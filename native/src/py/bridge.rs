@@ -2,6 +2,7 @@
 
 use super::memory;
 use super::server::CallHandler;
+use crate::batch::Batch;
 use crate::metrics::COUNTERS;
 use crate::server::ServerCall;
 use crate::signal::{Signal, Waiter};
@@ -11,7 +12,7 @@ use pyo3::types::PyDict;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use slab::Slab;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// See `_native.pyi`.
@@ -34,14 +35,11 @@ enum Ready {
 
 pub struct Inner {
     eventfd: OwnedFd,
-    /// Set by the first completion of a batch, which writes the eventfd; cleared before the batch is taken.
-    armed: AtomicBool,
     /// Bounded by what is watched and by the streams that peers may open.
-    ready: Mutex<Vec<Ready>>,
+    ready: Batch<Ready>,
     watched: Mutex<Slab<Watched>>,
     /// Forgotten objects, dropped where the GIL is held.
     forgotten: Mutex<Vec<Watched>>,
-    closed: AtomicBool,
     wakeups: AtomicU64,
     completions: AtomicU64,
 }
@@ -60,24 +58,29 @@ impl Inner {
     }
 
     fn push(&self, ready: Ready) {
-        if self.closed.load(Ordering::Acquire) {
-            if let Ready::Incoming(_, call) = ready {
-                call.abandon();
+        match self.ready.push(ready) {
+            Ok(false) => {}
+            Ok(true) => {
+                // Fails only if the counter is full, and then the loop is awake.
+                let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
             }
-            return;
-        }
-        lock(&self.ready).push(ready);
-        if !self.armed.swap(true, Ordering::AcqRel) {
-            // Fails only if the counter is full, and then the loop is awake.
-            let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+            Err(ready) => ready.abandon(),
         }
     }
 
     fn take(&self) -> Vec<Ready> {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.eventfd, &mut count);
-        self.armed.store(false, Ordering::Release);
-        std::mem::take(&mut *lock(&self.ready))
+        self.ready.take()
+    }
+}
+
+impl Ready {
+    /// Nobody will handle it.
+    fn abandon(self) {
+        if let Ready::Incoming(_, call) = self {
+            call.abandon();
+        }
     }
 }
 
@@ -118,11 +121,9 @@ impl Bridge {
         let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
         let inner = Inner {
             eventfd,
-            armed: AtomicBool::new(false),
-            ready: Mutex::default(),
+            ready: Batch::default(),
             watched: Mutex::default(),
             forgotten: Mutex::default(),
-            closed: AtomicBool::new(false),
             wakeups: AtomicU64::new(0),
             completions: AtomicU64::new(0),
         };
@@ -157,13 +158,7 @@ impl Bridge {
     }
 
     fn close(&self) {
-        self.inner.closed.store(true, Ordering::Release);
-        let ready = std::mem::take(&mut *lock(&self.inner.ready));
-        for ready in ready {
-            if let Ready::Incoming(_, call) = ready {
-                call.abandon();
-            }
-        }
+        self.inner.ready.close().into_iter().for_each(Ready::abandon);
         let watched = std::mem::take(&mut *lock(&self.inner.watched));
         drop(watched);
         let forgotten = std::mem::take(&mut *lock(&self.inner.forgotten));

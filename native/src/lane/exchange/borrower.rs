@@ -1,7 +1,7 @@
 //! What this end has been lent by its peer.
 
-use super::control::{Control, FREE, GRANTED, SLOTS, TAKEN, require_fixed_size};
-use super::{Exchange, collect_returned, lock};
+use super::control::{Control, SLOTS, require_fixed_size};
+use super::{Exchange, collect_returned, lease, lock};
 use crate::error::{Code, Status};
 use crate::lane::segment;
 use crate::lane::sys::{Mapping, Region};
@@ -98,7 +98,7 @@ impl Exchange {
             return Err(Status::new(Code::INVALID_ARGUMENT, "there is no such lease"));
         }
         let mapping = segment.mapping().map_err(|error| no_mapping(&error))?;
-        if !self.peer_control.change(named.slot, GRANTED, TAKEN) {
+        if !lease::take(self.peer_control.lease(named.slot)) {
             return Err(Status::unavailable("the memory of a message was taken back"));
         }
         Ok(Lease::register(segment, mapping, Arc::clone(&self.peer_control), named.slot))
@@ -216,7 +216,7 @@ impl Drop for Lease {
             if clean {
                 segment.put_back(mapping);
             }
-            control.set(slot, FREE);
+            lease::give_back(control.lease(slot));
         };
         if self.segment.size < CLEAN_ON_THREAD {
             give_back();

@@ -6,17 +6,13 @@ use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Lease words of one control page.
 pub(super) const SLOTS: u32 = 1024;
 /// Admission words, after the lease words.
 pub(super) const ADMISSIONS: u32 = 4096;
 const CONTROL_BYTES: usize = (SLOTS + ADMISSIONS) as usize * 4;
-
-pub(super) const FREE: u32 = 0;
-pub(super) const GRANTED: u32 = 1;
-pub(super) const TAKEN: u32 = 2;
 
 /// Lease words in a memory file.
 #[derive(Debug)]
@@ -44,16 +40,15 @@ impl Control {
         self.file.as_fd()
     }
 
-    pub(super) fn change(&self, slot: u32, from: u32, to: u32) -> bool {
-        self.words.word(slot as usize).compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    /// Word of a lease.
+    pub(super) fn lease(&self, slot: u32) -> &AtomicU32 {
+        debug_assert!(slot < SLOTS);
+        self.words.word(slot as usize)
     }
 
-    pub(super) fn set(&self, slot: u32, value: u32) {
-        self.words.word(slot as usize).store(value, Ordering::Release);
-    }
-
-    pub(super) fn value(&self, slot: u32) -> u32 {
-        self.words.word(slot as usize).load(Ordering::Acquire)
+    fn admission(&self, word: u32) -> &AtomicU32 {
+        debug_assert!(word < ADMISSIONS);
+        self.words.word((SLOTS + word) as usize)
     }
 }
 
@@ -73,7 +68,7 @@ impl Exchange {
     /// A word in which the peer notes that it took a call; None when all are in use.
     pub fn admission_word(self: &Arc<Self>) -> Option<AdmissionWord> {
         let word = lock(&self.admissions).pop()?;
-        self.control.set(SLOTS + word, 0);
+        self.control.admission(word).store(0, Ordering::Release);
         Some(AdmissionWord { exchange: Arc::clone(self), word })
     }
 
@@ -81,7 +76,7 @@ impl Exchange {
     pub fn note_admission(&self, named: u32, stream: u32) -> bool {
         match named.checked_sub(1) {
             Some(word) if word < ADMISSIONS => {
-                self.peer_control.set(SLOTS + word, stream);
+                self.peer_control.admission(word).store(stream, Ordering::Release);
                 true
             }
             _ => false,
@@ -105,7 +100,7 @@ impl AdmissionWord {
     /// Whether the peer took the call on `stream`. Streams of a connection have ids of their own, so that a
     /// late note of an earlier call is not taken for one of this call.
     pub fn is_noted(&self, stream: u32) -> bool {
-        self.exchange.control.value(SLOTS + self.word) == stream
+        self.exchange.control.admission(self.word).load(Ordering::Acquire) == stream
     }
 }
 

@@ -1,8 +1,8 @@
 //! What this end has lent to its peer.
 
 use super::borrower::{Foreign, Lease, forwardable};
-use super::control::{Control, FREE, GRANTED, SLOTS};
-use super::{Exchange, Peer, collect_returned, lock};
+use super::control::{Control, SLOTS};
+use super::{Exchange, Peer, collect_returned, lease, lock};
 use crate::lane::placement::SHM_FROM;
 use crate::lane::segment::{self, Hold, Segment};
 use crate::lane::sys::{AlignedBuf, Mapping, Region};
@@ -166,7 +166,7 @@ impl Grants {
         let Some(exchange) = self.exchange.upgrade() else { return 0 };
         let lending = lock(&exchange.lending);
         let bytes = |slot: &u32| {
-            let lent = exchange.control.value(*slot) != FREE;
+            let lent = lease::is_lent(exchange.control.lease(*slot));
             lending.grants.get(slot).filter(|_| lent).map(|grant| grant.bytes)
         };
         self.slots.retain(|slot| bytes(slot).is_some());
@@ -178,7 +178,7 @@ impl Drop for Grants {
     fn drop(&mut self) {
         if let Some(exchange) = self.exchange.upgrade() {
             for slot in &self.slots {
-                exchange.control.change(*slot, GRANTED, FREE);
+                lease::take_back(exchange.control.lease(*slot));
             }
         }
     }
@@ -312,7 +312,7 @@ impl Exchange {
             .find(|slot| !lending.grants.contains_key(slot))?;
         lending.next_slot = (slot + 1) % SLOTS;
         let id = self.announce(&mut lending, &source)?;
-        self.control.set(slot, GRANTED);
+        lease::grant(self.control.lease(slot));
         lending.grants.insert(slot, Grant { slot, source, bytes, stream: 0 });
         grants.slots.push(slot);
         Some(SegmentRef { id, slot, ranges: Vec::new() })
@@ -351,7 +351,7 @@ impl Exchange {
 
     /// Forgets what the peer gave back, and tells it which segments are gone.
     pub(super) fn reap(&self, lending: &mut Lending) {
-        lending.grants.retain(|slot, _| self.control.value(*slot) != FREE);
+        lending.grants.retain(|slot, _| lease::is_lent(self.control.lease(*slot)));
         let Lending { alive, announced, .. } = lending;
         alive.retain(|(key, memory)| {
             let lives = memory.strong_count() > 0;
@@ -367,7 +367,7 @@ impl Exchange {
     pub fn take_back(&self, stream: u32) {
         let mut lending = lock(&self.lending);
         for grant in lending.grants.values().filter(|grant| grant.stream == stream) {
-            self.control.change(grant.slot, GRANTED, FREE);
+            lease::take_back(self.control.lease(grant.slot));
         }
         self.reap(&mut lending);
     }
@@ -382,7 +382,9 @@ impl Exchange {
         let grants = std::mem::take(&mut lock(&self.lending).grants);
         let lent: Vec<Grant> = grants
             .into_values()
-            .filter(|grant| !self.control.change(grant.slot, GRANTED, FREE) && self.control.value(grant.slot) != FREE)
+            .filter(|grant| {
+                !lease::take_back(self.control.lease(grant.slot)) && lease::is_lent(self.control.lease(grant.slot))
+            })
             .collect();
         if lent.is_empty() || self.peer.is_gone() {
             return;
@@ -417,7 +419,7 @@ pub(super) fn reap_orphans() {
     let mut returned = Vec::new();
     lock(&ORPHANS).retain_mut(|orphan| {
         let gone = orphan.peer.is_gone();
-        let still_lent = |grant: &Grant| !gone && orphan.control.value(grant.slot) != FREE;
+        let still_lent = |grant: &Grant| !gone && lease::is_lent(orphan.control.lease(grant.slot));
         let (kept, back) = std::mem::take(&mut orphan.lent).into_iter().partition(still_lent);
         orphan.lent = kept;
         returned.push(back);

@@ -8,11 +8,13 @@
 //!
 //! # Layout
 //! - `control`: the words that both ends map
+//! - `lease`: what a word of theirs says of the memory behind it
 //! - `lender`: what this end has lent
 //! - `borrower`: what it has been lent
 
 mod borrower;
 mod control;
+mod lease;
 mod lender;
 
 pub use borrower::open;
