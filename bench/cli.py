@@ -204,6 +204,18 @@ def profile(
 
 
 @commands.command()
+@click.option("--variant", type=click.Choice(variants.VARIANTS), default=variants.NATIVE)
+@click.option("--mode", type=click.Choice(variants.MODES), default=variants.DEFAULT, help="Of threading.")
+@click.option("--output", type=click.File("w"), default="-", help="Markdown file.")
+def memory(variant: str, mode: str, output: IO[str]) -> None:
+    """What calls of 100 MB add to the memory of a caller and a replica, and what 10,000 of 1 MB leave."""
+    from bench.memory import memory
+
+    for block in memory(variant, mode, console.print):
+        print(block, file=output, flush=True)
+
+
+@commands.command()
 @click.option("--results", "folder", type=click.Path(path_type=Path, exists=True), default=results.FOLDER)
 @click.option("--charts", type=click.Path(path_type=Path), default=CHARTS, help="Folder.")
 @click.option("--form", type=click.Choice(["svg", "png"]), default="svg")

@@ -121,8 +121,15 @@ pub fn pool() -> &'static Pool {
     &POOL
 }
 
-/// Sizes are powers of two and one and a half times those.
+/// From this size on memory counts more than that sizes are few.
+const LARGE: usize = 32 << 20;
+const LARGE_STEP: usize = 4 << 20;
+
+/// Sizes are powers of two and one and a half times those; large ones are multiples of 4 MiB.
 fn class(size: usize) -> usize {
+    if size > LARGE {
+        return size.next_multiple_of(LARGE_STEP);
+    }
     let power = size.max(SMALLEST).next_power_of_two();
     let between = power / 4 * 3;
     if between >= size && between >= SMALLEST { between } else { power }
@@ -170,9 +177,10 @@ impl Pool {
 
     fn make(&'static self, inner: &mut Inner, class: usize) {
         let coming = inner.coming.get(&class).copied().unwrap_or(0);
-        // Two at a time per size: the next miss asks again.
+        // A few at a time per size: the next miss asks again.
         COUNTERS.shm_fallbacks.increment();
-        if coming >= 2 || !self.make_room(inner, class) {
+        let most = if class > LARGE { 1 } else { 2 };
+        if coming >= most || !self.make_room(inner, class) {
             return;
         }
         inner.bytes += class;

@@ -4,6 +4,7 @@
 // The one cast that clippy suspects starts at a page.
 #![allow(clippy::cast_ptr_alignment)]
 
+use crate::runtime;
 use crate::wire::ALIGNMENT;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
@@ -14,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::io::unix::AsyncFd;
 use tokio::io::{Interest, ReadBuf};
 
@@ -22,8 +24,47 @@ use tokio::io::{Interest, ReadBuf};
 const POOLED_FROM: usize = 16 << 20;
 /// Bytes kept in all.
 const POOL_LIMIT: usize = 256 << 20;
+/// A block that was not used for this long is freed.
+const POOL_IDLE: Duration = Duration::from_secs(5);
 
-static POOL: Mutex<Vec<Block>> = Mutex::new(Vec::new());
+static POOL: Mutex<Pool> = Mutex::new(Pool { kept: Vec::new(), trimming: None });
+
+struct Pool {
+    kept: Vec<(Instant, Block)>,
+    /// Of the process whose task looks for idle blocks.
+    trimming: Option<u64>,
+}
+
+impl Pool {
+    fn trim_when_idle(&mut self) {
+        let here = Some(runtime::generation());
+        if self.trimming != here {
+            self.trimming = here;
+            runtime::handle().spawn(async {
+                while !trim(POOL_IDLE) {
+                    tokio::time::sleep(POOL_IDLE).await;
+                }
+            });
+        }
+    }
+}
+
+/// Frees what was not used for `idle`. Returns whether nothing is left.
+fn trim(idle: Duration) -> bool {
+    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let (old, kept) = std::mem::take(&mut pool.kept).into_iter().partition(|(since, _)| since.elapsed() >= idle);
+    pool.kept = kept;
+    let is_empty = pool.kept.is_empty();
+    if is_empty {
+        pool.trimming = None;
+    }
+    drop(pool);
+    let old: Vec<(Instant, Block)> = old;
+    for (_, block) in old {
+        block.free();
+    }
+    is_empty
+}
 
 /// An owned allocation that starts at a multiple of `ALIGNMENT`.
 #[derive(Debug)]
@@ -43,9 +84,9 @@ impl Block {
         let capacity = size.max(ALIGNMENT).checked_next_multiple_of(ALIGNMENT)?;
         if capacity >= POOLED_FROM {
             let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-            let fits = |block: &Block| block.capacity >= capacity && block.capacity / 2 <= capacity;
-            if let Some(index) = pool.iter().position(fits) {
-                return Some(pool.swap_remove(index));
+            let fits = |(_, block): &(_, Block)| block.capacity >= capacity && block.capacity / 2 <= capacity;
+            if let Some(index) = pool.kept.iter().position(fits) {
+                return Some(pool.kept.swap_remove(index).1);
             }
         }
         // SAFETY: the layout's size is at least ALIGNMENT, so not zero.
@@ -75,9 +116,10 @@ impl Drop for Owner {
         let Some(block) = self.block.take() else { return };
         if block.capacity >= POOLED_FROM {
             let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
-            let kept: usize = pool.iter().map(|block| block.capacity).sum();
+            let kept: usize = pool.kept.iter().map(|(_, block)| block.capacity).sum();
             if kept + block.capacity <= POOL_LIMIT {
-                pool.push(block);
+                pool.kept.push((Instant::now(), block));
+                pool.trim_when_idle();
                 return;
             }
         }
@@ -302,7 +344,11 @@ mod tests {
         let first = fill(1);
         let address = first.as_mut_ptr();
         drop(first);
-        assert_eq!(fill(2).as_mut_ptr(), address);
+        let second = fill(2);
+        assert_eq!(second.as_mut_ptr(), address);
+        drop(second);
+        assert!(!trim(POOL_IDLE));
+        assert!(trim(Duration::ZERO));
     }
 
     #[test]
