@@ -63,9 +63,9 @@ def main() -> None:
     handle = serve.run(Slow.bind(), route_prefix=None)
     assert handle.remote(0.01).result(timeout_s=60) == 0.01
     kept += under_way(handle)
-    print("ready", flush=True)
     if how == "interrupt":
         try:
+            print("ready", flush=True)
             time.sleep(600)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
