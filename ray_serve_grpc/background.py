@@ -69,6 +69,8 @@ def start() -> None:
             settings = config.settings()
             _native.set_log_level(logging.getLevelName(settings.log_level))
             _native.time_calls(settings.metrics)
+            if settings.metrics:
+                timing.renew()
             _present = Background()
             _present.start()
 
