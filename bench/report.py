@@ -52,7 +52,7 @@ def make(contents: Mapping[str, Mapping[str, Any]], charts: Path, limits: str) -
         "latency, or twice the calls. The bar is what the project set out to reach. 1 KB is 1,024 bytes.",
         "CPU counts the caller's and the called processes, and the raylet with the object store in it.",
         "",
-        "`make bench` measures again in about ten minutes, `make bench-full` all of this; see [bench/](../bench).",
+        "`make bench` measures again in about ten minutes, `make bench-full` all of this; the code is in `bench/`.",
         "",
         *_summary(contents),
     ]

@@ -19,22 +19,10 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "examples/README.md")
 ELSEWHERE = "repository/"
-#: Pages that stand in the navigation when they are there: a clone may lack them.
-MAY_LACK = ("benchmarks.md", "metrics.md", "operations.md", "releasing.md", "reliability.md")
 
 #: ](target#anchor), outside of code.
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#|/)([^)#\s]+)(#[^)\s]*)?(?=\))")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
-
-
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    lacking = [page for page in MAY_LACK if not (ROOT / "docs" / page).is_file()]
-    for section in config.nav or ():
-        if isinstance(section, dict):
-            for title, entries in section.items():
-                if isinstance(entries, list):
-                    section[title] = [entry for entry in entries if entry not in lacking]
-    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
