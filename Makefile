@@ -39,8 +39,8 @@ demo: $(VENV)/demo ## Run the image pipeline over each transport on a local Ray 
 	@$(BIN)/python examples/image_pipeline.py
 
 .PHONY: test
-test: ## Build and run every test
-	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve test-faults test-docs
+test: ## Build and run every test but those of faults, which want a quiet machine
+	@$(MAKE) --no-print-directory test-unit test-rust test-transport test-serve test-docs
 	$(call step,all tests passed)
 
 .PHONY: test-unit
@@ -59,7 +59,7 @@ test-serve: $(VENV)/test ## Ray Serve applications on real local clusters
 	@$(PYTEST) tests/serve --durations=10 $(ARGS)
 
 .PHONY: test-faults
-test-faults: $(VENV)/test ## Faults under load, each request accounted for; longer with FAULT_SECONDS=60 FAULT_CALLS=10000
+test-faults: $(VENV)/test ## Faults under load, each request accounted for (5 minutes); longer with FAULT_SECONDS=60 FAULT_CALLS=10000
 	$(call step,tests/faults)
 	@$(PYTEST) tests/faults --durations=10 $(ARGS)
 

@@ -210,7 +210,7 @@ def test_a_client_that_goes_away_cancels_its_request(cluster: Cluster) -> Any:
     return len(cluster.board.wait(f"{key} cancelled"))
 
 
-@same_as_actor(expect=[True, 1, 0])
+@same_as_actor(native_only=True, expect=[True, 1, 0])  # as above
 def test_a_client_that_leaves_a_stream_stops_its_generator(cluster: Cluster) -> Any:
     key = cluster.key()
     client = Client(cluster)
