@@ -163,43 +163,22 @@ class Pool:
         timeout: float,
         extra: dict[str, str] | None = None,
     ) -> dict[str, Any]:
-        """The scenario's outcome on each transport; they run side by side.
-
-        Where one of Ray's own fails, it is asked once more: now and then they lose a cancel, and they are only here to
-        compare with.
-        """
-        scenario = (module, name, arguments)
-        outcomes, failures = self._run(transports, scenario, timeout, extra or {})
-        again = [transport for transport in failures if transport != NATIVE]
-        if again:
-            more, failed = self._run(again, scenario, timeout, extra or {})
-            outcomes |= more
-            failures = {NATIVE: failures[NATIVE]} | failed if NATIVE in failures else failed
-        if failures:
-            raise ScenarioFailed("\n".join(failures.values()))
-        return outcomes
-
-    def _run(
-        self,
-        transports: Iterable[str],
-        scenario: tuple[str, str, dict[str, Any]],
-        timeout: float,
-        extra: dict[str, str],
-    ) -> tuple[dict[str, Any], dict[str, str]]:
-        """(outcomes, failures) by transport."""
-        workers = [self._worker(transport, extra) for transport in transports]
+        """The scenario's outcome on each transport; they run side by side."""
+        workers = [self._worker(transport, extra or {}) for transport in transports]
         for worker in workers:
-            worker.send(*scenario)
-        outcomes, failures = {}, {}
+            worker.send(module, name, arguments)
+        outcomes, failures = {}, []
         deadline = time.monotonic() + timeout
         for worker in workers:
             try:
                 outcomes[worker.transport] = worker.receive(max(1.0, deadline - time.monotonic()))
             except ScenarioFailed as failure:
-                failures[worker.transport] = str(failure)
+                failures.append(str(failure))
                 if "no outcome within" in str(failure) or not worker.alive:
                     self._discard(worker)
-        return outcomes, failures
+        if failures:
+            raise ScenarioFailed("\n".join(failures))
+        return outcomes
 
     def close_variants(self) -> None:
         """Ends the clusters that have extra environment variables."""
