@@ -114,7 +114,8 @@ def slots_are_free(cluster: Cluster) -> bool:
     return idle and [r.result(timeout_s=20) for r in [leaf.ping.remote() for _ in range(6)]] == ["pong"] * 6
 
 
-@same_as_actor(expect=["RequestCancelledError", True, True])
+# Ray's own gRPC loses a cancel now and then, and keeps its slot for ever after.
+@same_as_actor(stock=False, expect=["RequestCancelledError", True, True])
 def test_a_cancelled_call_raises_requestcancellederror(cluster: Cluster) -> Any:
     key = cluster.key()
     response = cluster.app(chain).awaits.remote(key)
@@ -125,7 +126,7 @@ def test_a_cancelled_call_raises_requestcancellederror(cluster: Cluster) -> Any:
 
 
 @pytest.mark.parametrize("method", ["awaits", "does_not_await", "background"])
-@same_as_actor(expect=[1, True])
+@same_as_actor(stock=False, expect=[1, True])
 def test_a_cancel_reaches_the_grandchild(cluster: Cluster, method: str) -> Any:
     key = cluster.key()
     response = getattr(cluster.app(chain), method).remote(key)
@@ -134,7 +135,7 @@ def test_a_cancel_reaches_the_grandchild(cluster: Cluster, method: str) -> Any:
     return [len(cluster.board.wait(f"{key} leaf cancelled")), slots_are_free(cluster)]
 
 
-@same_as_actor(expect=[[0, 1, 2], 1, "RequestCancelledError", True])
+@same_as_actor(stock=False, expect=[[0, 1, 2], 1, "RequestCancelledError", True])
 def test_cancelling_a_stream_closes_the_generators_behind_it(cluster: Cluster) -> Any:
     key = cluster.key()
     stream = cluster.app(chain).options(stream=True).relays.remote(key)
@@ -166,7 +167,7 @@ def test_breaking_out_of_a_stream_in_a_replica_stops_its_generator(cluster: Clus
     return [last, len(cluster.board.wait(f"{key} items closed")), slots_are_free(cluster)]
 
 
-@same_as_actor(expect=[1, True])
+@same_as_actor(stock=False, expect=[1, True])
 def test_a_call_whose_response_nobody_keeps_still_runs_to_its_end(cluster: Cluster) -> Any:
     key = cluster.key()
     cluster.handle("Leaf", chain).finish.remote(key)
@@ -177,7 +178,7 @@ def test_a_call_whose_response_nobody_keeps_still_runs_to_its_end(cluster: Clust
     return [len(cluster.board.wait(f"{key} finished")), slots_are_free(cluster)]
 
 
-@same_as_actor(expect=[1, True])
+@same_as_actor(stock=False, expect=[1, True])
 def test_a_replicas_call_whose_response_nobody_keeps_outlives_its_parent(cluster: Cluster) -> Any:
     key = cluster.key()
     cluster.app(chain).forgets.remote(key).result(timeout_s=20)
@@ -186,7 +187,7 @@ def test_a_replicas_call_whose_response_nobody_keeps_outlives_its_parent(cluster
     return [len(cluster.board.wait(f"{key} finished")), slots_are_free(cluster)]
 
 
-@same_as_actor(expect=[["RequestCancelledError", "pong"], 1, True])
+@same_as_actor(stock=False, expect=[["RequestCancelledError", "pong"], 1, True])
 def test_a_replica_can_cancel_its_own_child(cluster: Cluster) -> Any:
     key = cluster.key()
     answer = cluster.app(chain).cancels_its_child.remote(key).result(timeout_s=20)
@@ -199,7 +200,7 @@ def test_an_await_that_times_out_leaves_its_call_running(cluster: Cluster) -> An
     return [answer, slots_are_free(cluster)]
 
 
-@same_as_actor(expect=[True, True, True])
+@same_as_actor(stock=False, expect=[True, True, True])
 def test_twenty_cancelled_calls_running_or_queued_free_every_slot(cluster: Cluster) -> Any:
     key = cluster.key()
     leaf = cluster.handle("Leaf", chain)
@@ -213,7 +214,7 @@ def test_twenty_cancelled_calls_running_or_queued_free_every_slot(cluster: Clust
     return [kinds == {"RequestCancelledError"}, free, started == cancelled]
 
 
-@same_as_actor(expect=["done", "done", "pong"])
+@same_as_actor(stock=False, expect=["done", "done", "pong"])
 def test_cancelling_what_has_finished_changes_nothing(cluster: Cluster) -> Any:
     leaf = cluster.handle("Leaf", chain)
     response = leaf.ping.remote()
@@ -226,7 +227,7 @@ def test_cancelling_what_has_finished_changes_nothing(cluster: Cluster) -> Any:
     return ["done" if value == "pong" else value, "done", leaf.ping.remote().result(timeout_s=20)]
 
 
-@same_as_actor(expect=["RequestCancelledError", True])
+@same_as_actor(stock=False, expect=["RequestCancelledError", True])
 def test_a_call_cancelled_at_once_never_hangs_its_caller(cluster: Cluster) -> Any:
     leaf = cluster.handle("Leaf", chain)
     responses = [leaf.hold.remote(cluster.key()) for _ in range(10)]
