@@ -20,10 +20,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import ray
-from ray.serve._private.common import ReplicaQueueLengthInfo, RequestMetadata  # noqa: TID251
 
 from ray_serve_grpc import _native, background, config, timing
 from ray_serve_grpc.client import gRPCReplicaWrapper
+from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.server import ReplicaServer
 
 SECONDS = 2.0
@@ -39,13 +39,14 @@ class Replica:
     async def handle_request_with_rejection(
         self, metadata: Any, *args: Any, **kwargs: Any
     ) -> AsyncGenerator[Any, None]:
-        yield ReplicaQueueLengthInfo(True, 1)
+        yield adapter.ReplicaQueueLengthInfo(True, 1)
         yield args[0]
 
 
 async def calls_for(seconds: float, wrapper: gRPCReplicaWrapper) -> float:
     """CPU seconds per call."""
-    metadata = RequestMetadata("request", "internal", call_method="method", _by_reference=False)
+    strings = ("request", "internal", "method", *[""] * 6)
+    metadata = adapter.metadata_from_wire(strings, b"", is_streaming=False)
     until = time.monotonic() + seconds
     made = 0
 

@@ -258,20 +258,19 @@ class ReplicaServer:
                 box = [await running]
                 kind, body, buffers = self._encoded(call, box, metadata, serializer)
                 call.send(kind, body, secured(box, buffers))
-            self._admissions.answered(call)
             call.finish(0, "", False)
             self._turn.add(call)
         except (SystemExit, KeyboardInterrupt) as error:
-            self._admissions.answered(call)
             self._exit(call, error)
         except BaseException as error:
-            self._admissions.answered(call)
             # Also what user code raises past `Exception`; a caller must hear of it.
             if not call.cancelled:
                 if rejection:
                     # It failed before it was admitted. That is an answer, not a reason to ask another replica.
                     call.admit(True, self._replica.get_num_ongoing_requests())
                 self._fail(call, error, metadata, serializer)
+        finally:
+            self._admissions.answered(call)
 
     async def _unary(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer

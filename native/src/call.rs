@@ -236,11 +236,15 @@ impl CallState {
 
     /// Returns once there is room for another message.
     pub async fn room(&self) {
-        if self.lock().is_full() {
-            COUNTERS.client_queue_stalls.increment();
+        if !self.lock().is_full() {
+            return;
         }
-        while self.lock().is_full() {
+        COUNTERS.client_queue_stalls.increment();
+        loop {
             self.room_nudge.notified().await;
+            if !self.lock().is_full() {
+                return;
+            }
         }
     }
 

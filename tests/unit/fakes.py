@@ -16,6 +16,7 @@ from ray.serve._private.common import ReplicaQueueLengthInfo, RequestMetadata, R
 from ray_serve_grpc import _native, channels
 from ray_serve_grpc.result import gRPCReplicaResult
 from ray_serve_grpc.serializers import RPCSerializer
+from ray_serve_grpc.server import ReplicaServer
 
 
 class FakeCall:
@@ -298,3 +299,16 @@ class FakeReplica:
                 self.ongoing -= 1
 
         return slot()
+
+
+def replica_server(user_code: Any, unix_path: Any) -> tuple[ActorID, ReplicaServer]:
+    """A real server of a replica that runs `user_code`, to be started."""
+    actor_id = ActorID(os.urandom(16))
+    server = ReplicaServer(
+        FakeReplica(user_code),
+        host="127.0.0.1",
+        unix_path=str(unix_path),
+        identity=actor_id.hex(),
+        authorization=None,
+    )
+    return actor_id, server

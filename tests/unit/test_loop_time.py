@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import ray
-from fakes import FakeReplica, metadata, pending
+from fakes import metadata, pending, replica_server
 
 from ray_serve_grpc.client import gRPCReplicaWrapper
-from ray_serve_grpc.server import ReplicaServer
 
 MIB = 1 << 20
 
@@ -60,14 +57,7 @@ async def test_a_call_never_blocks_the_loops_of_its_ends(lane, size, make, tmp_p
     async def user_code(value: Any) -> Any:
         return value
 
-    actor_id = ray.ActorID(os.urandom(16))
-    server = ReplicaServer(
-        FakeReplica(user_code),
-        host="127.0.0.1",
-        unix_path=str(tmp_path / "r.sock"),
-        identity=actor_id.hex(),
-        authorization=None,
-    )
+    actor_id, server = replica_server(user_code, tmp_path / "r.sock")
     port = await server.start()
     endpoint = f"unix:{tmp_path}/r.sock" if lane == "unix" else f"tcp:127.0.0.1:{port}"
     wrapper = gRPCReplicaWrapper(actor_id, [endpoint], deployment="Model")

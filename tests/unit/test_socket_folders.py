@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
-import ray
-from fakes import FakeReplica, metadata, pending
+from fakes import metadata, pending, replica_server
 
 from ray_serve_grpc.client import gRPCReplicaWrapper
-from ray_serve_grpc.server import ReplicaServer
 
 
 async def user_code(value: str) -> str:
@@ -32,14 +29,7 @@ def full(tmp_path):
 @pytest.mark.parametrize("folder", ["full", "missing"])
 async def test_a_replica_whose_socket_finds_no_room_is_reached_by_tcp(folder, request, tmp_path, caplog):
     path = request.getfixturevalue("full") if folder == "full" else tmp_path / "missing"
-    actor_id = ray.ActorID(os.urandom(16))
-    server = ReplicaServer(
-        FakeReplica(user_code),
-        host="127.0.0.1",
-        unix_path=str(path / "r.sock"),
-        identity=actor_id.hex(),
-        authorization=None,
-    )
+    actor_id, server = replica_server(user_code, path / "r.sock")
     port = await server.start()
     (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert str(path / "r.sock") in warning

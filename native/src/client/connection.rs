@@ -73,7 +73,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         Err(_) => return Err(failed(format!("no answer within {:?}", config.connect_timeout))),
     };
     let lane = socket.lane();
-    let cork = Arc::new(OnceLock::from(socket.cork()));
+    let cork = socket.cork();
     let signs = Arc::clone(socket.signs());
     let (sender, mut connection) = match timeout(config::HANDSHAKE_TIMEOUT, http2(socket)).await {
         Ok(Ok(pair)) => pair,

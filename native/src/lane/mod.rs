@@ -13,7 +13,7 @@ pub mod tls;
 mod unix;
 
 pub use gate::Gate;
-pub use socket::{Cork, Corked, Flushes, Socket};
+pub use socket::{Corked, Flushes, Socket};
 pub use unix::{UnixPath, bind as bind_unix};
 
 use std::fmt;

@@ -8,7 +8,7 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker, ready};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
@@ -289,12 +289,11 @@ impl AsyncWrite for Socket {
 /// The task of a connection: each time that it was polled, what it wrote leaves.
 pub struct Corked<F> {
     task: Pin<Box<F>>,
-    cork: Arc<OnceLock<Weak<Cork>>>,
+    cork: Weak<Cork>,
 }
 
 impl<F: Future> Corked<F> {
-    /// `cork` may be told later, as soon as there is a socket.
-    pub fn new(task: F, cork: Arc<OnceLock<Weak<Cork>>>) -> Self {
+    pub fn new(task: F, cork: Weak<Cork>) -> Self {
         Corked { task: Box::pin(task), cork }
     }
 }
@@ -304,7 +303,7 @@ impl<F: Future> Future for Corked<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let polled = self.task.as_mut().poll(cx);
-        if let Some(cork) = self.cork.get().and_then(Weak::upgrade) {
+        if let Some(cork) = self.cork.upgrade() {
             cork.end_turn(cx);
         }
         polled
@@ -344,7 +343,7 @@ mod tests {
                 write(&mut socket, b"two").await;
                 assert_eq!(peer.try_read(&mut [0; 16]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
             };
-            Corked::new(turn, Arc::new(OnceLock::from(cork))).await;
+            Corked::new(turn, cork).await;
             let mut read = [0; 16];
             let count = peer.read(&mut read).await.unwrap();
             assert_eq!(&read[..count], b"one, two");
@@ -369,7 +368,7 @@ mod tests {
                 }
                 poll_fn(|cx| Pin::new(&mut socket).poll_shutdown(cx)).await.unwrap();
             };
-            let writer = tokio::spawn(Corked::new(writer, Arc::new(OnceLock::from(cork))));
+            let writer = tokio::spawn(Corked::new(writer, cork));
             tokio::task::yield_now().await;
             let mut received = Vec::new();
             peer.read_to_end(&mut received).await.unwrap();
@@ -389,7 +388,7 @@ mod tests {
                 tokio::task::yield_now().await;
                 poll_fn(|cx| Pin::new(&mut socket).poll_write(cx, b"more")).await
             };
-            let ended = Corked::new(task, Arc::new(OnceLock::from(cork))).await;
+            let ended = Corked::new(task, cork).await;
             assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::BrokenPipe);
         });
     }

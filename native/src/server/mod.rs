@@ -11,22 +11,23 @@ use crate::config::{self, ServerConfig};
 use crate::keepalive::{self, Signs};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{self, Accepted, Cork, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment};
+use crate::lane::{self, Accepted, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::security::{Event, Notices, Stranger, Strangers};
 use crate::signal::Waiter;
 use crate::wire::FrameBuf;
 use std::collections::HashMap;
+use std::future::Future;
 use std::io;
 use std::net::TcpListener as StdTcpListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, watch};
-use tokio::time::timeout;
+use tokio::time::{timeout, timeout_at};
 
 /// Takes the calls that came in. Runs on the I/O thread: it must only pass them on.
 pub trait Handler: Send + Sync + 'static {
@@ -245,10 +246,8 @@ struct Connection {
     /// None where no token is asked for.
     stranger: Option<Stranger>,
     exchange: OnceLock<Arc<Exchange>>,
-    /// These are told once there is a socket.
-    cork: Arc<OnceLock<Weak<Cork>>>,
-    flushes: OnceLock<Arc<Flushes>>,
-    signs: OnceLock<Arc<Signs>>,
+    flushes: Arc<Flushes>,
+    signs: Arc<Signs>,
 }
 
 impl Connection {
@@ -258,20 +257,12 @@ impl Connection {
             stranger.trust();
         }
     }
+}
 
-    fn flushes(&self) -> &Flushes {
-        self.flushes.get_or_init(Arc::default)
-    }
-
-    fn signs(&self) -> &Arc<Signs> {
-        self.signs.get_or_init(Arc::default)
-    }
-
-    async fn overstayed(&self) {
-        match &self.stranger {
-            Some(stranger) => stranger.overstayed(config::HANDSHAKE_TIMEOUT).await,
-            None => std::future::pending().await,
-        }
+async fn overstayed(stranger: Option<&Stranger>) {
+    match stranger {
+        Some(stranger) => stranger.overstayed(config::HANDSHAKE_TIMEOUT).await,
+        None => std::future::pending().await,
     }
 }
 
@@ -284,35 +275,50 @@ impl Drop for Connection {
 }
 
 async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
+    let (lane, peer) = (accepted.lane(), Arc::<str>::from(accepted.peer()));
+    let stranger = shared.config.authorization.is_some().then(|| shared.strangers.arrived());
+    let deadline = Instant::now() + config::HANDSHAKE_TIMEOUT;
+    let opening = open(accepted, shared, &peer);
+    let Some(socket) = before(deadline, shared, stranger.as_ref(), opening).await.flatten() else { return };
+    let cork = socket.cork();
     let state = Arc::new(Connection {
-        lane: accepted.lane(),
-        peer: accepted.peer().into(),
-        stranger: shared.config.authorization.is_some().then(|| shared.strangers.arrived()),
+        lane,
+        peer,
+        stranger,
         exchange: OnceLock::new(),
-        cork: Arc::default(),
-        flushes: OnceLock::new(),
-        signs: OnceLock::new(),
+        flushes: Arc::clone(socket.flushes()),
+        signs: Arc::clone(socket.signs()),
     });
-    let cork = Arc::clone(&state.cork);
-    Corked::new(serve_streams(accepted, shared, state), cork).await;
+    Corked::new(serve_streams(socket, deadline, shared, state), cork).await;
 }
 
-async fn serve_streams(accepted: Accepted, shared: &Arc<Shared>, state: Arc<Connection>) {
+/// What `step` of a connection's beginning gives. None when it took too long, or the server stops: nothing was promised
+/// yet, and it does not wait.
+async fn before<T>(
+    deadline: Instant,
+    shared: &Shared,
+    stranger: Option<&Stranger>,
+    step: impl Future<Output = T>,
+) -> Option<T> {
     let mut phase = shared.phase.subscribe();
-    let connection = tokio::select! {
-        connection = timeout(config::HANDSHAKE_TIMEOUT, open(accepted, shared, &state)) => connection,
-        () = state.overstayed() => return,
-        // Nothing was promised yet: a server that stops does not wait for it.
-        _ = reached(&mut phase, false) => return,
-    };
-    let Ok(Some(mut connection)) = connection else { return };
-    let mut overstayed = std::pin::pin!(state.overstayed());
+    tokio::select! {
+        done = timeout_at(deadline.into(), step) => done.ok(),
+        () = overstayed(stranger) => None,
+        _ = reached(&mut phase, false) => None,
+    }
+}
+
+async fn serve_streams(socket: Socket, deadline: Instant, shared: &Arc<Shared>, state: Arc<Connection>) {
+    let stranger = state.stranger.as_ref();
+    let socket = socket.gated(stranger.map(|stranger| Arc::clone(stranger.gate())));
+    let Some(Ok(mut connection)) = before(deadline, shared, stranger, http2(socket)).await else { return };
+    let mut phase = shared.phase.subscribe();
+    let mut overstayed = std::pin::pin!(overstayed(stranger));
     let mut draining = false;
-    let signs = Arc::clone(state.signs());
     let ping_pong = connection.ping_pong();
     let mut silent = std::pin::pin!(async {
         match ping_pong {
-            Some(ping_pong) => keepalive::watch(ping_pong, &signs, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT).await,
+            Some(ping_pong) => keepalive::watch(ping_pong, &state.signs, KEEPALIVE_INTERVAL, KEEPALIVE_TIMEOUT).await,
             None => std::future::pending().await,
         }
     });
@@ -336,25 +342,16 @@ async fn serve_streams(accepted: Accepted, shared: &Arc<Shared>, state: Arc<Conn
     }
 }
 
-/// TLS where it is on, then HTTP/2.
-async fn open(
-    accepted: Accepted,
-    shared: &Shared,
-    state: &Connection,
-) -> Option<h2::server::Connection<Socket, FrameBuf>> {
-    let socket = match accepted.secured(shared.config.tls.as_ref()).await {
-        Ok(socket) => socket,
+/// TLS where it is on, and the check of a local peer's user.
+async fn open(accepted: Accepted, shared: &Shared, peer: &str) -> Option<Socket> {
+    match accepted.secured(shared.config.tls.as_ref()).await {
+        Ok(socket) => Some(socket),
         Err(error) => {
             COUNTERS.server_handshake_failures.increment();
-            shared.notice(Event::TlsFailed, || format!("{}: {error}", state.peer));
-            return None;
+            shared.notice(Event::TlsFailed, || format!("{peer}: {error}"));
+            None
         }
-    };
-    let gate = state.stranger.as_ref().map(|stranger| Arc::clone(stranger.gate()));
-    let _ = state.cork.set(socket.cork());
-    let _ = state.flushes.set(Arc::clone(socket.flushes()));
-    let _ = state.signs.set(Arc::clone(socket.signs()));
-    http2(socket.gated(gate)).await.ok()
+    }
 }
 
 /// The phase after the present one, once it has come.

@@ -163,7 +163,7 @@ async fn answer(
     let mut stream: Option<SendStream<FrameBuf>> = None;
     // Taken back when the caller is lost before it took them.
     let mut lent = Grants::default();
-    let flushes = connection.flushes();
+    let flushes = &connection.flushes;
     let (mut unflushed, mut unflushed_since) = (0, flushes.count());
     loop {
         let batch = match &mut stream {

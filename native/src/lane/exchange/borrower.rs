@@ -1,6 +1,7 @@
 //! What this end has been lent by its peer.
 
 use super::control::{Control, SLOTS, require_fixed_size};
+use super::located::Located;
 use super::{Exchange, collect_returned, lease, lock};
 use crate::error::{Code, Status};
 use crate::lane::segment;
@@ -14,7 +15,7 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::Duration;
 
 /// How long a message may wait for the descriptor of its segment, which travels on another socket.
@@ -173,30 +174,17 @@ pub struct Lease {
     slot: u32,
 }
 
-/// Where leased memory lies in this process: how a buffer to send is known for one that was received.
-static LEASED: Mutex<BTreeMap<usize, (usize, Weak<Lease>)>> = Mutex::new(BTreeMap::new());
+static LEASED: Located<Lease> = Located::new();
 
 impl Lease {
     fn register(segment: Arc<Foreign>, mapping: Mapping, control: Arc<Control>, slot: u32) -> Arc<Lease> {
-        let (start, length) = (mapping.address(), mapping.len());
         let lease = Arc::new(Lease { segment, mapping: Some(mapping), control, slot });
-        lock(&LEASED).insert(start, (length, Arc::downgrade(&lease)));
+        LEASED.insert(&lease);
         lease
     }
 
     pub(super) fn mapping(&self) -> &Mapping {
         self.mapping.as_ref().expect("taken only when dropped")
-    }
-
-    /// The lease whose memory holds all of `bytes`.
-    fn of(bytes: &[u8]) -> Option<Arc<Lease>> {
-        let (start, end) = (bytes.as_ptr() as usize, bytes.as_ptr() as usize + bytes.len());
-        let leased = lock(&LEASED);
-        let (from, (length, lease)) = leased.range(..=start).next_back()?;
-        if end > from + length {
-            return None;
-        }
-        lease.upgrade()
     }
 }
 
@@ -209,7 +197,7 @@ impl AsRef<Mapping> for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         let Some(mapping) = self.mapping.take() else { return };
-        lock(&LEASED).remove(&mapping.address());
+        LEASED.remove(&mapping);
         let (segment, control, slot) = (Arc::clone(&self.segment), Arc::clone(&self.control), self.slot);
         let give_back = move || {
             let clean = is_clean(mapping.address(), mapping.len()) || mapping.forget_writes().is_ok();
@@ -235,7 +223,7 @@ pub(super) fn forwardable(buffers: &[Bytes]) -> Vec<Option<Arc<Lease>>> {
             if buffer.len() < FORWARD_FROM {
                 return None;
             }
-            let lease = Lease::of(buffer)?;
+            let lease = LEASED.of(buffer)?;
             let (start, end) = (buffer.as_ptr() as usize, buffer.as_ptr() as usize + buffer.len());
             // Two buffers over the same bytes become two copies, as they would by the socket.
             let apart = ranges.iter().all(|(from, to)| end <= *from || *to <= start);

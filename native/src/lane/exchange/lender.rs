@@ -2,6 +2,7 @@
 
 use super::borrower::{Foreign, Lease, forwardable};
 use super::control::{Control, SLOTS};
+use super::located::Located;
 use super::{Exchange, Peer, collect_returned, lease, lock};
 use crate::lane::placement::SHM_FROM;
 use crate::lane::segment::{self, Hold, Segment};
@@ -10,7 +11,7 @@ use crate::metrics::COUNTERS;
 use crate::wire::{ALIGNMENT, SegmentRef};
 use bytes::Bytes;
 use rustix::fd::{AsFd, BorrowedFd};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
@@ -60,21 +61,11 @@ struct Own {
     hold: Arc<Hold>,
 }
 
-/// Where it lies in this process.
-static OWN: Mutex<BTreeMap<usize, (usize, Weak<Own>)>> = Mutex::new(BTreeMap::new());
+static OWN: Located<Own> = Located::new();
 
 impl Own {
     fn of(bytes: &[u8]) -> Option<Arc<Hold>> {
-        let start = bytes.as_ptr() as usize;
-        let own = {
-            let known = lock(&OWN);
-            let (from, (length, own)) = known.range(..=start).next_back()?;
-            if start + bytes.len() > from + length {
-                return None;
-            }
-            own.upgrade()?
-        };
-        Some(Arc::clone(&own.hold))
+        OWN.of(bytes).map(|own| Arc::clone(&own.hold))
     }
 }
 
@@ -86,7 +77,7 @@ impl AsRef<Mapping> for Own {
 
 impl Drop for Own {
     fn drop(&mut self) {
-        lock(&OWN).remove(&self.hold.segment().memory.address());
+        OWN.remove(self.as_ref());
     }
 }
 
@@ -102,8 +93,7 @@ pub fn secure(bytes: Bytes) -> Option<Region> {
     };
     copy_all(&hold.segment().memory, &[(0, bytes)]);
     let own = Arc::new(Own { hold: Arc::new(hold) });
-    let memory: &Mapping = (*own).as_ref();
-    lock(&OWN).insert(memory.address(), (memory.len(), Arc::downgrade(&own)));
+    OWN.insert(&own);
     Some(Region::of_mapping(own).slice(0..length))
 }
 

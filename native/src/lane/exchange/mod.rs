@@ -11,11 +11,13 @@
 //! - `lease`: what a word of theirs says of the memory behind it
 //! - `lender`: what this end has lent
 //! - `borrower`: what it has been lent
+//! - `located`: where such memory lies in this process
 
 mod borrower;
 mod control;
 mod lease;
 mod lender;
+mod located;
 
 pub use borrower::open;
 pub use control::{AdmissionWord, Control};
