@@ -22,7 +22,7 @@ def seconds() -> float:
 
 def ready(cluster: Cluster, build: Any, deployment: str, replicas: int) -> Any:
     """A handle whose calls reach all the replicas, those included that stand in for what another test killed."""
-    handle = cluster.app(build)
+    handle = cluster.handle(deployment, build)
     pids: set[Any] = set()
 
     def all_answer() -> bool:
@@ -41,8 +41,8 @@ def under_load(load: Load, length: float, fault: Any = None, *, may_fail: int = 
     return accounted(load, may_fail=may_fail), returned
 
 
-def accounted(load: Load, *, may_fail: int = 0) -> Account:
-    account = Account(load, ledger_folder())
+def accounted(load: Load, *, may_fail: int = 0, hops: int = 1) -> Account:
+    account = Account(load, ledger_folder(), hops=hops)
     broken = account.broken(may_fail=may_fail)
     assert not broken, "\n".join([str(account.summary()), *broken[:20]])
     if log := os.environ.get("FAULT_LOG"):

@@ -25,7 +25,7 @@ from harness import Cluster, outcome
 from harness.cluster import app_name, until
 from load import Account, Load
 from ray import serve
-from replicas import Server, Target, alive, ledger_folder, target
+from replicas import Relay, Server, Target, alive, ledger_folder, target
 from watch import HOLDINGS, growth, holdings
 
 SAMPLE_S = 5.0
@@ -43,24 +43,6 @@ ALLOWED = {"resident MiB": 60.0, "files": 24.0, "threads": 6.0, "segments": 12.0
 @target(num_replicas=1)
 class Steady(Server):
     pass
-
-
-@target(num_replicas=2)
-class Relay:
-    """The hop between; what it passes on keeps its name, and so its line in the ledger."""
-
-    def __init__(self, further: Any) -> None:
-        self._further = further
-
-    async def unary(self, *arguments: Any) -> Any:
-        return await self._further.unary.remote(*arguments)
-
-    async def stream(self, *arguments: Any) -> Any:
-        async for item in self._further.options(stream=True).stream.remote(*arguments):
-            yield item
-
-    async def pid(self) -> int:
-        return os.getpid()
 
 
 def app() -> Any:
