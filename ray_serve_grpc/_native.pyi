@@ -213,11 +213,15 @@ class ServerCall:
     def lane(self) -> str: ...
     def release(self) -> None:
         """Lets go of the request's memory early; `body`, `buffers` and `fields` are empty from here on."""
-    def admit(self, accepted: bool, num_ongoing_requests: int, flush: bool = True) -> None:
+    def admit(self, accepted: bool, num_ongoing_requests: int, flush: bool = True) -> bool:
         """Sends the response's headers at once. Without it they leave with the first message.
 
         Without `flush`, those of a call whose admission is safe already may stay queued until the next flush.
+        False when it is accepted and `claim` is false: then nothing is sent.
         """
+    def claim(self) -> bool:
+        """Takes the call, where its caller can look that up. False when the caller has given it up before: it may run
+        elsewhere by now, and user code must not start."""
     @property
     def admission_safe(self) -> bool:
         """Whether the caller knows, or can look up if this process dies now, that the call was taken.

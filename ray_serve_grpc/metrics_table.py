@@ -138,6 +138,13 @@ TABLE: tuple[Metric, ...] = (
         of(caller="client_rejections", replica="server_rejections"),
     ),
     Metric(
+        "serve_grpc_calls_revoked",
+        "counter",
+        (),
+        "Requests that a replica found given up by their caller, and did not run: they may have run elsewhere.",
+        only("server_calls_revoked"),
+    ),
+    Metric(
         "serve_grpc_cancels",
         "counter",
         ("role",),

@@ -33,6 +33,9 @@ BURST = 64
 #: end of a stream comes before it has asked for them, which it does only after its request is sent.
 REFUSAL_LINGERS_S = 0.05
 
+#: Of a request that is not run: its caller has been told that it never was, and may have sent it elsewhere.
+GIVEN_UP = "the caller gave the call up before it was taken"
+
 #: Characters of an error that go into the status of a call; headers have little room.
 LONGEST_DETAIL = 2000
 
@@ -229,7 +232,10 @@ class ReplicaServer:
                 results = self._replica.handle_request_with_rejection(metadata, *args, **kwargs)
                 del args, kwargs
                 admission = await results.__anext__()
-                call.admit(admission.accepted, admission.num_ongoing_requests, False)
+                if not call.admit(admission.accepted, admission.num_ongoing_requests, False):
+                    call.finish(_native.STATUS_CANCELLED, GIVEN_UP)
+                    await _throw(results, asyncio.CancelledError())
+                    return
                 if admission.accepted:
                     if call.admission_safe:
                         self._admissions.due(call)
@@ -248,6 +254,9 @@ class ReplicaServer:
                     await self._stream(call, results, metadata, serializer)
                 else:
                     await self._unary(call, results, metadata, serializer)
+            elif not call.claim():
+                call.finish(_native.STATUS_CANCELLED, GIVEN_UP)
+                return
             elif streaming:
                 results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
                 del args, kwargs

@@ -97,7 +97,7 @@ async fn attack(mut chance: Chance<'_>) {
         }
         let payload = Payload::Small(Bytes::from(chance.bytes()));
         let Ok(mut envelope) = parse_call_request(&payload) else { continue };
-        exchange.note_admission(envelope.admission_word, u32::MAX);
+        exchange.take_admission(envelope.admission_word, u32::MAX);
         if envelope.require_size(1 << 24).is_err() || !opened(&exchange, &mut envelope).await {
             continue;
         }

@@ -78,6 +78,8 @@ counters! {
     server_messages_sent,
     server_cancels,
     server_rejections,
+    /// Calls that came to a replica when their caller had given them up, and were not run.
+    server_calls_revoked,
     server_connections,
     server_connections_ended,
     server_calls_begun,

@@ -180,8 +180,17 @@ class FakeServerCall:
     #: as on a lane where the caller can look the admission up
     admission_safe = True
 
-    def admit(self, accepted: bool, ongoing: int, flush: bool = True) -> None:
+    #: whether its caller gave it up before it was taken
+    revoked = False
+
+    def admit(self, accepted: bool, ongoing: int, flush: bool = True) -> bool:
+        if accepted and self.revoked:
+            return False
         self.admitted = (accepted, ongoing)
+        return True
+
+    def claim(self) -> bool:
+        return not self.revoked
 
     def send(self, kind: int, body: Any, buffers: Any = (), flush: bool = True) -> bool:
         self.sent.append((kind, body, buffers))

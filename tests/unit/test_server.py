@@ -138,6 +138,27 @@ async def test_the_admission_is_told_before_user_code_runs():
     assert values(call) == [(True, 1)]
 
 
+@pytest.mark.parametrize("method", [*UNARY, *STREAMING])
+async def test_a_request_that_its_caller_has_given_up_does_not_run(method):
+    ran = []
+
+    async def user_code(*_: Any) -> Any:
+        ran.append(True)
+
+    async def items(*_: Any) -> Any:
+        ran.append(True)
+        yield 1
+
+    replica = FakeReplica(items if method in STREAMING else user_code)
+    call = called(method)
+    call.revoked = True
+    await answered(call, replica)
+    assert (ran, call.sent, call.admitted) == ([], [], None)
+    assert call.finished == (_native.STATUS_CANCELLED, server.GIVEN_UP)
+    # The slot that it held for a moment is free again.
+    assert replica.ongoing == 0
+
+
 async def test_the_request_leaves_the_replicas_books_before_its_answer_leaves():
     replica = FakeReplica(echo)
     call = called(_native.METHOD_UNARY_REJECTION, 1)

@@ -1,6 +1,8 @@
 //! The core's own files, compiled with loom's atomics and locks in the place of the standard library's: its scheduler
 //! goes through the orders in which the threads of a test can run, and the values that an atomic may show.
 
+#[path = "../../src/lane/exchange/admission.rs"]
+pub mod admission;
 #[path = "../../src/batch.rs"]
 pub mod batch;
 #[path = "../../src/lane/exchange/lease.rs"]
@@ -10,6 +12,9 @@ mod sync {
     pub use loom::sync::*;
     pub use std::sync::PoisonError;
 }
+
+#[cfg(test)]
+mod admissions;
 
 #[cfg(test)]
 mod tests {

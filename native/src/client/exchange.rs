@@ -45,8 +45,9 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     if connection.dialect != request.message.dialect() {
         return Err(Status::unavailable("the replica's process was replaced by one of another kind"));
     }
+    // The peer takes the call, or finds that it was given up: when this returns at the latest.
+    let mut word = connection.exchange.as_ref().and_then(SharedMemory::admission_word);
     // Taken back when this returns, unless the peer took it.
-    let word = connection.exchange.as_ref().and_then(SharedMemory::admission_word);
     let (frames, _grants) = encode(&connection, request.message, word.as_ref()).await?;
     let size = frames.remaining();
     let mut head = http_request(&channel.config, request.method.uri(connection.dialect));
@@ -58,7 +59,10 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     COUNTERS.client_bytes_sent.add(size);
     service::client_calls(connection.dialect, connection.lane, request.method).increment();
     let mut unread = Unread { stream: stream.stream_id().as_u32(), exchange: connection.exchange.clone() };
-    let lost = |error| refused_or_lost(call, error, word.as_ref(), unread.stream);
+    if let Some(word) = &mut word {
+        word.open(unread.stream);
+    }
+    let lost = |error| refused_or_lost(call, error, word.as_ref());
     stream.send_data(frames, true).map_err(lost)?;
     let sent = timing::started();
     let response = response.await.map_err(lost)?;
@@ -142,14 +146,14 @@ async fn ready(channel: &Arc<Channel>) -> Result<(Connection, SendRequest<FrameB
     Err(last)
 }
 
-fn refused_or_lost(call: &CallState, error: h2::Error, word: Option<&AdmissionWord>, stream: u32) -> Status {
-    if error::was_refused(&error) {
-        call.mark_refused();
-        return Status::unavailable("the replica takes no more calls: it is shutting down");
-    }
-    if word.is_some_and(|word| word.is_noted(stream)) {
+/// What becomes of a call whose response never began. Where it has a word, the peer does not take it after this.
+fn refused_or_lost(call: &CallState, error: h2::Error, word: Option<&AdmissionWord>) -> Status {
+    if word.is_some_and(|word| !word.revoke()) {
         // It took the call and was lost before it could say so. How many others it had nobody knows.
         call.admit(Admission { accepted: true, num_ongoing_requests: 1 });
+    } else if error::was_refused(&error) {
+        call.mark_refused();
+        return Status::unavailable("the replica takes no more calls: it is shutting down");
     }
     Status::from(error)
 }

@@ -83,10 +83,13 @@ pub struct CallRequest {
     /// The body, lent: one range. A message has either `body` or `body_segment`.
     #[prost(message, optional, tag = "5")]
     pub body_segment: ::core::option::Option<SegmentRef>,
-    /// One more than the index of a word in the caller's control page, after the lease words. A replica that
-    /// takes the call stores its stream id there before user code runs. If the connection is lost before the
-    /// HEADERS came, the caller knows from it whether the call was taken. 0: there is none.
-    #[prost(uint32, tag = "6")]
+    /// One more than the index of a word in the caller's control page, after the lease words. 0: there is none.
+    /// The caller stores 2^31 + the stream's id there before it sends the request. A replica that takes the call
+    /// makes it the stream's id by compare-and-swap, before user code starts. A caller that gives the call up
+    /// makes it 0 by compare-and-swap, before it says so. If the connection is lost before the HEADERS came, the
+    /// caller knows from it whether the call was taken; a replica that finds anything else there, also much
+    /// later, does not run the call.
+    #[prost(uint32, tag = "7")]
     pub admission_word: u32,
     /// Zeros, so that a buffer starts at a multiple of 64 bytes of the message. Ignored by the reader.
     #[prost(bytes = "vec", tag = "15")]

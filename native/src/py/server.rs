@@ -249,8 +249,12 @@ impl ServerCall {
     }
 
     #[pyo3(signature = (accepted, num_ongoing_requests, flush = true))]
-    fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) {
-        self.call.admit(accepted, num_ongoing_requests, flush);
+    fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) -> bool {
+        self.call.admit(accepted, num_ongoing_requests, flush)
+    }
+
+    fn claim(&self) -> bool {
+        self.call.claim()
     }
 
     #[getter]

@@ -120,13 +120,25 @@ impl ServerCall {
         self.user_error.load(Ordering::Relaxed)
     }
 
-    /// Without `flush` it may stay queued until the next flush.
-    pub fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) {
-        if accepted
-            && let Some(exchange) = &self.exchange
-            && exchange.note_admission(self.admission_word, self.stream)
-        {
-            self.admission_safe.store(true, Ordering::Release);
+    /// False when the caller is known to have given the call up: it may run elsewhere by now, and must not here.
+    pub fn claim(&self) -> bool {
+        if self.is_admission_safe() {
+            return true;
+        }
+        let taken =
+            self.exchange.as_ref().and_then(|exchange| exchange.take_admission(self.admission_word, self.stream));
+        match taken {
+            Some(true) => self.admission_safe.store(true, Ordering::Release),
+            Some(false) => COUNTERS.server_calls_revoked.increment(),
+            None => {}
+        }
+        taken != Some(false)
+    }
+
+    /// As `claim`, where it accepts. Without `flush` the headers may stay queued until the next flush.
+    pub fn admit(&self, accepted: bool, num_ongoing_requests: u32, flush: bool) -> bool {
+        if accepted && !self.claim() {
+            return false;
         }
         let mut outbound = self.outbound();
         outbound.headers = Some((accepted, num_ongoing_requests));
@@ -135,6 +147,7 @@ impl ServerCall {
         if flush || !self.is_admission_safe() {
             self.nudge.notify_one();
         }
+        true
     }
 
     pub fn is_admission_safe(&self) -> bool {

@@ -12,7 +12,7 @@ const BODY: u32 = 2;
 const BUFFER: u32 = 3;
 const SEGMENT: u32 = 4;
 const BODY_SEGMENT: u32 = 5;
-const ADMISSION_WORD: u32 = 6;
+const ADMISSION_WORD: u32 = 7;
 const PADDING: u32 = 15;
 const EXTRA: u32 = 15;
 

@@ -1,12 +1,12 @@
 //! The words that both ends of a connection map: leases, and which calls were taken.
 
-use super::{Exchange, lock};
+use super::{Exchange, admission, lock};
 use crate::lane::sys::Mapping;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create};
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 
 /// Lease words of one control page.
 pub(super) const SLOTS: u32 = 1024;
@@ -65,30 +65,27 @@ pub(super) fn require_fixed_size(file: BorrowedFd<'_>, size: u64) -> io::Result<
 }
 
 impl Exchange {
-    /// A word in which the peer notes that it took a call; None when all are in use.
+    /// A word for one call; None when all are in use.
     pub fn admission_word(self: &Arc<Self>) -> Option<AdmissionWord> {
         let word = lock(&self.admissions).pop()?;
-        self.control.admission(word).store(0, Ordering::Release);
-        Some(AdmissionWord { exchange: Arc::clone(self), word })
+        Some(AdmissionWord { exchange: Arc::clone(self), word, stream: None })
     }
 
-    /// Notes in the peer's word that this end takes the call on `stream`. False when there is no such word.
-    pub fn note_admission(&self, named: u32, stream: u32) -> bool {
-        match named.checked_sub(1) {
-            Some(word) if word < ADMISSIONS => {
-                self.peer_control.admission(word).store(stream, Ordering::Release);
-                true
-            }
-            _ => false,
-        }
+    /// Takes the call on `stream` in the peer's word: false when the peer has given it up. None when there is no such
+    /// word. The page stays mapped for as long as a call of its connection is held, also when the connection is lost.
+    pub fn take_admission(&self, named: u32, stream: u32) -> Option<bool> {
+        let word = named.checked_sub(1).filter(|word| *word < ADMISSIONS)?;
+        Some(admission::take(self.peer_control.admission(word), stream))
     }
 }
 
-/// A word for one call.
+/// A word for one call. When it is dropped, the peer can take the call no more.
 #[derive(Debug)]
 pub struct AdmissionWord {
     exchange: Arc<Exchange>,
     word: u32,
+    /// Of the call, once it is known.
+    stream: Option<u32>,
 }
 
 impl AdmissionWord {
@@ -97,15 +94,21 @@ impl AdmissionWord {
         self.word + 1
     }
 
-    /// Whether the peer took the call on `stream`. Streams of a connection have ids of their own, so that a
-    /// late note of an earlier call is not taken for one of this call.
-    pub fn is_noted(&self, stream: u32) -> bool {
-        self.exchange.control.admission(self.word).load(Ordering::Acquire) == stream
+    /// From here on the peer may take the call: before the request is sent.
+    pub fn open(&mut self, stream: u32) {
+        admission::open(self.exchange.control.admission(self.word), stream);
+        self.stream = Some(stream);
+    }
+
+    /// Gives the call up. False when the peer has taken it.
+    pub fn revoke(&self) -> bool {
+        self.stream.is_none_or(|stream| admission::revoke(self.exchange.control.admission(self.word), stream))
     }
 }
 
 impl Drop for AdmissionWord {
     fn drop(&mut self) {
+        self.revoke();
         lock(&self.exchange.admissions).push(self.word);
     }
 }

@@ -8,11 +8,13 @@
 //!
 //! # Layout
 //! - `control`: the words that both ends map
+//! - `admission`: what a word says of a call
 //! - `lease`: what a word of theirs says of the memory behind it
 //! - `lender`: what this end has lent
 //! - `borrower`: what it has been lent
 //! - `located`: where such memory lies in this process
 
+mod admission;
 mod borrower;
 mod control;
 mod lease;
