@@ -17,7 +17,7 @@ LARGE = 100 * UNITS["MB"]
 BATCHES = 10
 CALLS_OF_A_BATCH = 1000
 #: Unused shared memory is given back after this.
-IDLE_S = 25.0
+IDLE_S = 70.0  # more than shared memory is kept without use
 _SAMPLE_S = 0.02
 
 Say = Callable[[str], None]

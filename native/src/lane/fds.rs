@@ -24,6 +24,7 @@ const SEGMENT: u32 = 2;
 const FORGET: u32 = 3;
 const ABANDON: u32 = 4;
 const CONFIRM: u32 = 5;
+const REFUSE: u32 = 6;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -96,8 +97,9 @@ impl Sender {
         send(&self.0, &Record { kind: FORGET, id, value: 0 }, None)
     }
 
-    pub fn confirm(&self, id: u32) -> io::Result<()> {
-        send(&self.0, &Record { kind: CONFIRM, id, value: 0 }, None)
+    /// Whether the segment's descriptor arrived.
+    pub fn answer(&self, id: u32, has: bool) -> io::Result<()> {
+        send(&self.0, &Record { kind: if has { CONFIRM } else { REFUSE }, id, value: 0 }, None)
     }
 
     pub fn abandon(&self, stream: u32) -> io::Result<()> {
@@ -202,9 +204,11 @@ async fn read(socket: Arc<UnixStream>, exchange: Weak<Exchange>) {
                     tracing::warn!(%error, "a peer's shared memory was refused");
                     break;
                 }
-                exchange.acknowledge(record.id);
+                exchange.answer(record.id, true);
             }
-            (CONFIRM, _) => exchange.confirm(record.id),
+            (SEGMENT, None) => exchange.answer(record.id, false),
+            (CONFIRM, _) => exchange.answered(record.id, true),
+            (REFUSE, _) => exchange.answered(record.id, false),
             (FORGET, _) => exchange.forget_borrowed(record.id),
             (ABANDON, _) => exchange.take_back(record.id),
             _ => {}

@@ -1,14 +1,14 @@
 //! Decides what of a message goes through shared memory, and puts it there.
 
 use super::exchange::{Exchange, Grants};
+use super::segment::MADE_AT_ONCE_FROM;
+use crate::metrics::COUNTERS;
 use crate::wire::Content;
 use std::sync::Arc;
+use tokio::task::spawn_blocking;
 
 /// From this size on a body, or the buffers together, are lent instead of sent.
 pub const SHM_FROM: usize = 64 << 10;
-
-/// Copies up to this size are made on the I/O thread: handing them to another costs as much.
-const INLINE_UP_TO: usize = 1 << 20;
 
 /// What a stream may have lent and not got back. Flow control sees only the few bytes that name it, so what is
 /// beyond goes by the socket, where the reader's pace holds it back.
@@ -27,24 +27,27 @@ pub async fn place(exchange: &Arc<Exchange>, content: Content) -> (Content, Gran
         return (content, Grants::default());
     }
     let bytes = content.len();
-    let exchange = Arc::clone(exchange);
+    let may_wait = bytes > MADE_AT_ONCE_FROM;
+    let lender = Arc::clone(exchange);
     let run = move || {
         let buffers = if with_buffers { &content.buffers[..] } else { &[] };
-        match exchange.place(with_body.then_some(&content.body[..]), buffers) {
-            None => (content, Grants::default()),
-            Some(placed) => {
-                let rest = Content {
-                    body: if with_body { Vec::new() } else { content.body },
-                    buffers: if with_buffers { Vec::new() } else { content.buffers },
-                    body_segment: placed.body,
-                    segments: placed.buffers,
-                };
-                (rest, placed.grants)
-            }
-        }
+        let placed = lender.place(with_body.then_some(&content.body[..]), buffers, may_wait);
+        (content, placed)
     };
-    if bytes <= INLINE_UP_TO {
-        return run();
+    // Copies up to that size are made on the I/O thread: handing them to another costs as much.
+    let (content, placed) = if may_wait { spawn_blocking(run).await.expect("placing does not panic") } else { run() };
+    match placed {
+        Some(placed) if exchange.has_confirmed(&placed.unconfirmed).await => {
+            COUNTERS.shm_messages_sent.increment();
+            COUNTERS.shm_bytes_sent.add(placed.bytes);
+            let rest = Content {
+                body: if with_body { Vec::new() } else { content.body },
+                buffers: if with_buffers { Vec::new() } else { content.buffers },
+                body_segment: placed.body,
+                segments: placed.buffers,
+            };
+            (rest, placed.grants)
+        }
+        _ => (content, Grants::default()),
     }
-    tokio::task::spawn_blocking(run).await.expect("placing does not panic")
 }

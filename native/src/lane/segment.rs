@@ -17,8 +17,11 @@ const SMALLEST: usize = 128 << 10;
 /// Each segment costs a file descriptor here and at each peer.
 const MOST_SEGMENTS: usize = 512;
 /// A segment that was not used for this long is given back to the system.
-const IDLE: Duration = Duration::from_secs(15);
+const IDLE: Duration = Duration::from_secs(60);
 const TRIM_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Larger segments are made for the very message that needs one. A smaller message goes by the socket meanwhile.
+pub const MADE_AT_ONCE_FROM: usize = 1 << 20;
 
 /// What peers may do with a segment: map it and read it. They can neither resize it nor write to it.
 fn seals() -> SealFlags {
@@ -40,16 +43,21 @@ pub struct Segment {
 }
 
 impl Segment {
-    /// Makes a segment and touches each page: cold pages cost a message about 1 ms per MB.
+    /// Its pages are cold: the first one to touch them pays 0.65 ms per MB.
     fn new(size: usize) -> io::Result<Segment> {
         let file = memfd_create("ray_serve_grpc", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, size as u64)?;
         let memory = Mapping::shared(file.as_fd(), size)?;
         fcntl_add_seals(&file, seals())?;
-        for page in (0..size).step_by(4096) {
-            memory.write(page, &[0]);
-        }
         Ok(Segment { key: next_key(), memory, file })
+    }
+
+    fn warm(size: usize) -> io::Result<Segment> {
+        let segment = Segment::new(size)?;
+        for page in (0..size).step_by(4096) {
+            segment.memory.write(page, &[0]);
+        }
+        Ok(segment)
     }
 
     pub fn file(&self) -> BorrowedFd<'_> {
@@ -103,6 +111,14 @@ struct Inner {
     /// Whether a task looks for idle segments.
     trimming: bool,
     generation: u64,
+}
+
+impl Inner {
+    fn give_up(&mut self, class: usize, error: &io::Error) {
+        self.bytes -= class;
+        self.segments -= 1;
+        tracing::debug!(%error, class, "no shared memory: messages go by the socket");
+    }
 }
 
 static POOL: Pool = Pool {
@@ -163,50 +179,72 @@ impl Pool {
         // One that is somewhat larger wastes nothing but its idle pages.
         let fitting = inner.free.range_mut(class..=class.saturating_mul(2)).find_map(|(_, free)| free.pop());
         let (_, segment) = fitting?;
-        Some(Hold { segment: Some(segment), pool: self, tainted: AtomicBool::new(false) })
+        Some(self.hold(segment))
     }
 
-    /// As `take_warm`; if there is none, one is made for the next time.
+    /// As `take_warm`; if there is none, a large one is made here, and a small one for the next time.
     pub fn take(&'static self, size: usize) -> Option<Hold> {
         let hold = self.take_warm(size);
+        if hold.is_some() {
+            return hold;
+        }
+        let hold = if size > MADE_AT_ONCE_FROM { self.make(class(size)) } else { self.make_for_later(class(size)) };
         if hold.is_none() {
-            self.make(&mut self.lock(), class(size));
+            COUNTERS.shm_fallbacks.increment();
         }
         hold
     }
 
-    fn make(&'static self, inner: &mut Inner, class: usize) {
-        let coming = inner.coming.get(&class).copied().unwrap_or(0);
-        // A few at a time per size: the next miss asks again.
-        COUNTERS.shm_fallbacks.increment();
-        let most = if class > LARGE { 1 } else { 2 };
-        if coming >= most || !self.make_room(inner, class) {
-            return;
+    fn hold(&'static self, segment: Arc<Segment>) -> Hold {
+        Hold { segment: Some(segment), pool: self, tainted: AtomicBool::new(false) }
+    }
+
+    fn make(&'static self, class: usize) -> Option<Hold> {
+        if !self.reserve(&mut self.lock(), class) {
+            return None;
+        }
+        match Segment::new(class) {
+            Ok(segment) => Some(self.hold(Arc::new(segment))),
+            Err(error) => {
+                self.lock().give_up(class, &error);
+                None
+            }
+        }
+    }
+
+    fn make_for_later(&'static self, class: usize) -> Option<Hold> {
+        let mut inner = self.lock();
+        // Two at a time per size: the next miss asks again.
+        if inner.coming.get(&class).is_some_and(|coming| *coming >= 2) || !self.reserve(&mut inner, class) {
+            return None;
+        }
+        *inner.coming.entry(class).or_default() += 1;
+        runtime::handle().spawn_blocking(move || {
+            let made = Segment::warm(class);
+            let mut inner = self.lock();
+            if let Some(coming) = inner.coming.get_mut(&class) {
+                *coming -= 1;
+            }
+            match made {
+                Ok(segment) => inner.free.entry(class).or_default().push((Instant::now(), Arc::new(segment))),
+                Err(error) => inner.give_up(class, &error),
+            }
+        });
+        None
+    }
+
+    /// Counts one in that is about to be made. False when there is no room for it.
+    fn reserve(&'static self, inner: &mut Inner, class: usize) -> bool {
+        if !self.make_room(inner, class) {
+            return false;
         }
         inner.bytes += class;
         inner.segments += 1;
-        *inner.coming.entry(class).or_default() += 1;
-        runtime::handle().spawn_blocking(move || self.add(class));
         if !inner.trimming {
             inner.trimming = true;
             runtime::handle().spawn(self.trim_while_used());
         }
-    }
-
-    fn add(&'static self, class: usize) {
-        let made = Segment::new(class);
-        let mut inner = self.lock();
-        if let Some(coming) = inner.coming.get_mut(&class) {
-            *coming -= 1;
-        }
-        match made {
-            Ok(segment) => inner.free.entry(class).or_default().push((Instant::now(), Arc::new(segment))),
-            Err(error) => {
-                inner.bytes -= class;
-                inner.segments -= 1;
-                tracing::debug!(%error, class, "no shared memory: messages go by the socket");
-            }
-        }
+        true
     }
 
     /// Frees the segments that were unused for the longest time until another of `class` bytes fits.

@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
 
 /// Memory that can be lent to a peer.
 #[derive(Clone, Debug)]
@@ -179,13 +180,23 @@ trait Memory: Debug + Send + Sync {}
 impl Memory for Segment {}
 impl Memory for Foreign {}
 
-/// A segment whose descriptor was sent. It serves from when the peer says that it got it: one that is at its limit of
-/// descriptors does not.
+/// A segment whose descriptor was sent.
 #[derive(Clone, Copy, Debug)]
 struct Announced {
     id: u32,
-    confirmed: bool,
+    has: Answer,
 }
+
+/// Whether the peer has a segment. One that is at its limit of descriptors does not get it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Answer {
+    Yes,
+    No,
+    NotYet,
+}
+
+/// How long a message waits for the answer. Beyond, it goes by the socket.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Default)]
 pub(super) struct Lending {
@@ -204,17 +215,23 @@ pub struct Placed {
     pub body: Option<SegmentRef>,
     pub buffers: Vec<SegmentRef>,
     pub grants: Grants,
+    /// Segments that the peer may not have: see `has_confirmed`.
+    pub unconfirmed: Vec<u32>,
+    /// Copied into shared memory.
+    pub bytes: usize,
+    may_wait: bool,
 }
 
 impl Exchange {
     /// Lends `body` (when it is given) and `buffers` to the peer. None when there is no room for them: the
     /// message goes by the socket then. Copies with up to two threads: call it where blocking is allowed.
-    pub fn place(self: &Arc<Self>, body: Option<&[Bytes]>, buffers: &[Bytes]) -> Option<Placed> {
+    /// Unless the message `may_wait` for the peer's answer, only segments that the peer has are lent.
+    pub fn place(self: &Arc<Self>, body: Option<&[Bytes]>, buffers: &[Bytes], may_wait: bool) -> Option<Placed> {
         if self.closed.load(Ordering::Acquire) {
             return None;
         }
-        let mut placed =
-            Placed { grants: Grants { slots: Vec::new(), exchange: Arc::downgrade(self) }, ..Placed::default() };
+        let grants = Grants { slots: Vec::new(), exchange: Arc::downgrade(self) };
+        let mut placed = Placed { grants, may_wait, ..Placed::default() };
         let mut lendable: Vec<Option<Source>> = lendable(buffers);
         let copied: usize = buffers
             .iter()
@@ -234,7 +251,7 @@ impl Exchange {
         let mut at = 0;
         let mut copies: Vec<(usize, Bytes)> = Vec::new();
         if let (Some(parts), Some(hold)) = (copied_body, &hold) {
-            let lent = self.lend(Source::Own(Arc::clone(hold)), total, &mut placed.grants)?;
+            let lent = self.lend(Source::Own(Arc::clone(hold)), total, &mut placed)?;
             for part in parts {
                 copies.push((at, part.clone()));
                 at += part.len();
@@ -245,7 +262,7 @@ impl Exchange {
         if let Some((part, hold)) = own_body {
             let source = Source::Own(hold);
             let offset = source.offset_of(part) as u64;
-            let lent = self.lend(source, body_bytes, &mut placed.grants)?;
+            let lent = self.lend(source, body_bytes, &mut placed)?;
             placed.body = Some(SegmentRef { ranges: vec![(offset, body_bytes as u64)], ..lent });
         }
         for (buffer, lendable) in buffers.iter().zip(&mut lendable) {
@@ -266,8 +283,7 @@ impl Exchange {
         if let Some(hold) = &hold {
             copy_all(&hold.segment().memory, &copies);
         }
-        COUNTERS.shm_messages_sent.increment();
-        COUNTERS.shm_bytes_sent.add(at);
+        placed.bytes = at;
         Some(placed)
     }
 
@@ -287,56 +303,96 @@ impl Exchange {
             (Some((_, slot)), Some(last)) if last.slot == slot => last.ranges.push(range),
             (Some((id, slot)), _) => placed.buffers.push(SegmentRef { id, slot, ranges: vec![range] }),
             (None, _) => {
-                let lent = self.lend(source, total, &mut placed.grants)?;
+                let lent = self.lend(source, total, placed)?;
                 placed.buffers.push(SegmentRef { ranges: vec![range], ..lent });
             }
         }
         Some(())
     }
 
-    fn lend(&self, source: Source, bytes: usize, grants: &mut Grants) -> Option<SegmentRef> {
+    fn lend(&self, source: Source, bytes: usize, placed: &mut Placed) -> Option<SegmentRef> {
         let mut lending = lock(&self.lending);
         self.reap(&mut lending);
         let slot = (0..SLOTS)
             .map(|step| (lending.next_slot + step) % SLOTS)
             .find(|slot| !lending.grants.contains_key(slot))?;
         lending.next_slot = (slot + 1) % SLOTS;
-        let id = self.announce(&mut lending, &source)?;
+        let Announced { id, has } = self.announce(&mut lending, &source)?;
+        match has {
+            Answer::Yes => {}
+            Answer::NotYet if placed.may_wait => placed.unconfirmed.push(id),
+            _ => return None,
+        }
         lease::grant(self.control.lease(slot));
         lending.grants.insert(slot, Grant { slot, source, bytes, stream: 0 });
-        grants.slots.push(slot);
+        placed.grants.slots.push(slot);
         Some(SegmentRef { id, slot, ranges: Vec::new() })
     }
 
-    /// The id of a segment that the peer has. Of another one the descriptor is sent, once: it serves later messages.
-    fn announce(&self, lending: &mut Lending, source: &Source) -> Option<u32> {
+    /// What the peer knows of a segment. The descriptor is sent once.
+    fn announce(&self, lending: &mut Lending, source: &Source) -> Option<Announced> {
         let key = source.key();
         if let Some(announced) = lending.announced.get(&key) {
-            return announced.confirmed.then_some(announced.id);
+            return Some(*announced);
         }
-        let id = lending.next_id;
-        self.socket.segment(id, source.size() as u64, source.file()).ok()?;
+        let announced = Announced { id: lending.next_id, has: Answer::NotYet };
+        self.socket.segment(announced.id, source.size() as u64, source.file()).ok()?;
         lending.next_id += 1;
-        lending.announced.insert(key, Announced { id, confirmed: false });
+        lending.announced.insert(key, announced);
         let memory: Weak<dyn Memory> = match source {
             Source::Own(hold) => Arc::<Segment>::downgrade(hold.segment()),
             Source::Foreign(lease) => Arc::<Foreign>::downgrade(&lease.segment),
         };
         lending.alive.push((key, memory));
-        None
+        Some(announced)
     }
 
-    /// The peer has the segment that it was told of by this id.
-    pub fn confirm(&self, id: u32) {
+    /// The peer says whether it got the segment that it was told of by this id.
+    pub fn answered(&self, id: u32, has: bool) {
         let mut lending = lock(&self.lending);
         if let Some(announced) = lending.announced.values_mut().find(|announced| announced.id == id) {
-            announced.confirmed = true;
+            announced.has = if has { Answer::Yes } else { Answer::No };
+        }
+        drop(lending);
+        self.answered.notify_waiters();
+    }
+
+    /// Whether the peer has all these segments, as soon as it has said so.
+    pub async fn has_confirmed(&self, ids: &[u32]) -> bool {
+        if ids.is_empty() {
+            return true;
+        }
+        let all = async {
+            loop {
+                let answered = self.answered.notified();
+                if !self.is_open() {
+                    return false;
+                }
+                match self.answer_of(ids) {
+                    Answer::Yes => return true,
+                    Answer::No => return false,
+                    Answer::NotYet => answered.await,
+                }
+            }
+        };
+        tokio::time::timeout(ANSWER_TIMEOUT, all).await.unwrap_or(false)
+    }
+
+    fn answer_of(&self, ids: &[u32]) -> Answer {
+        let lending = lock(&self.lending);
+        let asked = || lending.announced.values().filter(|announced| ids.contains(&announced.id));
+        if asked().any(|announced| announced.has == Answer::No) {
+            Answer::No
+        } else if asked().all(|announced| announced.has == Answer::Yes) {
+            Answer::Yes
+        } else {
+            Answer::NotYet
         }
     }
 
-    /// Tells the peer that this end has the segment.
-    pub fn acknowledge(&self, id: u32) {
-        let _ = self.socket.confirm(id);
+    /// Tells the peer whether this end has the segment.
+    pub fn answer(&self, id: u32, has: bool) {
+        let _ = self.socket.answer(id, has);
     }
 
     /// Forgets what the peer gave back, and tells it which segments are gone.

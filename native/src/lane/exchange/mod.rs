@@ -50,6 +50,8 @@ pub struct Exchange {
     /// Segments that the peer announced, by its id for them.
     borrowed: Mutex<HashMap<u32, Arc<Foreign>>>,
     announced: Notify,
+    /// The peer has said of a segment whether it has it.
+    answered: Notify,
     socket: fds::Sender,
     peer: Peer,
     closed: AtomicBool,
@@ -88,6 +90,7 @@ impl Exchange {
             admissions: Mutex::new((0..ADMISSIONS).rev().collect()),
             borrowed: Mutex::default(),
             announced: Notify::new(),
+            answered: Notify::new(),
             socket,
             peer,
             closed: AtomicBool::new(false),
@@ -112,6 +115,7 @@ impl Exchange {
         self.socket.close();
         self.leave_lent();
         self.announced.notify_waiters();
+        self.answered.notify_waiters();
     }
 }
 
