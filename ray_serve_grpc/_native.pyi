@@ -61,15 +61,17 @@ Message: TypeAlias = tuple[int, "bytes | Buffer", "tuple[Buffer, ...]"]
 class Bridge:
     """Brings what finished on the I/O thread to one event loop.
 
-    `fileno()` becomes readable when something is ready; `drain()` then resolves the
-    watched futures and runs the watched callbacks, all of a batch in one go:
-    ``loop.add_reader(bridge.fileno(), bridge.drain)``. An exception that a callback
-    raises goes to `sys.unraisablehook`; the batch goes on.
+    `fileno()` becomes readable when something is ready; `drain()` then tells what of it, all of a batch in one go.
+    `ray_serve_grpc.bridge` puts the two together.
     """
 
     def __init__(self) -> None: ...
     def fileno(self) -> int: ...
-    def drain(self) -> None: ...
+    def drain(self) -> list[tuple[Any, tuple[Any, ...] | None]]:
+        """Callbacks and their arguments, and futures to be resolved, which have none. In the order in which they came.
+
+        It calls none of them: see `ray_serve_grpc.bridge`.
+        """
     def close(self) -> None: ...
     def statistics(self) -> dict[str, int]: ...
 
@@ -98,7 +100,7 @@ class Call:
     def watch_message(self, bridge: Bridge, future: asyncio.Future[None]) -> None:
         """Sets the future's result to None when a message waits or the call ended, also if already so."""
     def watch_done(self, bridge: Bridge, callback: Callable[[], object]) -> None:
-        """Calls back from `bridge.drain()` when the call ended (all received, failed or cancelled)."""
+        """Has `bridge` call back when the call ended (all received, failed or cancelled)."""
     def wait(self, timeout: float | None) -> bool:
         """Blocks without the GIL until a message waits or the call ended. False when `timeout` seconds passed first.
 
@@ -247,7 +249,7 @@ class ServerCall:
         `send` + `finish` of a unary call leave in one write.
         """
     def watch_cancel(self, bridge: Bridge, callback: Callable[[], object]) -> None:
-        """Calls back from `bridge.drain()` if the caller cancels or its connection is lost before `finish`."""
+        """Has `bridge` call back if the caller cancels or its connection is lost before `finish`."""
     @property
     def cancelled(self) -> bool: ...
 
@@ -270,7 +272,7 @@ class Server:
         version: str = "",
         reflection: bool = False,
     ) -> None:
-        """Binds and serves at once. `on_call` runs from `bridge.drain()`, once per call, when its request is complete.
+        """Binds and serves at once. `bridge` runs `on_call`, once per call, when its request is complete.
 
         Args:
             host: address to bind; ":: " style IPv6 without brackets.
@@ -280,7 +282,7 @@ class Server:
                 256 KiB and 10 s at most.
             tls: for TCP: TLS 1.3 only. Callers must show a certificate that one of the authorities has signed;
                 with b"" for these, anybody may call.
-            on_notice: runs from `bridge.drain()` with a text for the log: refused calls and handshakes,
+            on_notice: run by `bridge` with a text for the log: refused calls and handshakes,
                 counted and thinned out to one of a kind in 30 s.
             reflection: whether generic gRPC clients may ask what is served (v1 and v1alpha).
         Raises:

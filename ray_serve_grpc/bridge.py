@@ -6,7 +6,9 @@ import asyncio
 import contextvars
 import os
 import threading
-from typing import Protocol
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from ray_serve_grpc._native import Bridge
@@ -78,10 +80,38 @@ def _register(loop: asyncio.AbstractEventLoop) -> Bridge:
     bridge = Bridge()
     # A reader keeps the context of its registration for ever: give it an empty one, so that no
     # request's context variables live on in it.
-    contextvars.Context().run(loop.add_reader, bridge.fileno(), bridge.drain)
+    contextvars.Context().run(loop.add_reader, bridge.fileno(), partial(_drain, bridge))
     with _lock:
         _bridges[loop] = bridge
     return bridge
+
+
+def _drain(bridge: Bridge) -> None:
+    """Here and not in the core: a daemon thread that wants the GIL while the interpreter ends is ended where it stands
+    (before Python 3.14). That takes frames of Python and C off its stack, and at one of Rust it aborts the process. So
+    Python code must not run below the core: Serve's loops run in daemon threads.
+    """
+    _tell(iter(bridge.drain()))
+
+
+def _tell(batch: Iterator[tuple[Any, tuple[Any, ...] | None]]) -> None:
+    try:
+        for told, arguments in batch:
+            try:
+                if arguments is not None:
+                    told(*arguments)
+                elif not told.done():
+                    told.set_result(None)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                context = {"message": f"Exception in callback {told!r}", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
+    finally:
+        # An interrupt may have struck anywhere above.
+        rest = list(batch)
+        if rest:
+            asyncio.get_running_loop().call_soon(_tell, iter(rest))
 
 
 def _forget() -> None:

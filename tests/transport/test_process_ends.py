@@ -123,3 +123,65 @@ def test_ctrl_c_with_calls_under_way_is_obeyed_at_once(tmp_path, ending):
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=120)
         assert (process.returncode, out, err) == (0, "interrupted\n", "")
+
+
+#: A server and its caller on the loop of a daemon thread, as Serve's are in a driver. When the main thread ends, one of
+#: these is in the middle of a callback, of what a call brings, or of a wait for one, and wants the GIL again.
+DAEMON = """
+    import asyncio, sys, threading
+    from ray_serve_grpc import _native
+    from ray_serve_grpc.bridge import bridge_for
+
+    kept = []
+    busy = threading.Event()
+
+    def spin(*_):
+        busy.set()
+        while True:
+            pass
+
+    class Spinning(asyncio.Future):
+        def set_result(self, result):
+            spin()
+
+    def on_call(call):
+        kept.append(call)
+        call.admit(True, 1)
+        if call.body == b"spin":
+            spin()
+        if call.body != b"hold":
+            call.finish()
+
+    def wait_for(call):
+        busy.set()
+        call.wait(None)
+
+    async def main(folder, where):
+        loop = asyncio.get_running_loop()
+        server = _native.Server(bridge_for(loop), on_call, host="127.0.0.1", unix_path=f"{folder}/s.sock")
+        channel = _native.Channel([f"unix:{folder}/s.sock"])
+        body = {"wait": b"hold", "server": b"spin"}.get(where, b"ends")
+        call = channel.call(0, (), b"", body, ())
+        kept.extend([server, channel, call])
+        if where == "callback":
+            call.watch_done(bridge_for(loop), spin)
+        elif where == "future":
+            call.watch_message(bridge_for(loop), Spinning())
+        elif where == "wait":
+            for _ in range(4):
+                threading.Thread(target=wait_for, args=(call,), daemon=True).start()
+        await asyncio.Event().wait()
+
+    threading.Thread(target=lambda: asyncio.run(main(*sys.argv[1:])), daemon=True).start()
+    busy.wait()
+    print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("where", ["callback", "future", "server", "wait"])
+def test_a_process_ends_while_its_daemon_threads_run_or_wait(tmp_path, where):
+    for number in range(TIMES):
+        (folder := tmp_path / str(number)).mkdir()
+        command = [sys.executable, "-c", textwrap.dedent(DAEMON), str(folder), where]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")

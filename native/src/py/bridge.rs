@@ -6,9 +6,8 @@ use crate::batch::Batch;
 use crate::metrics::COUNTERS;
 use crate::server::ServerCall;
 use crate::signal::{Signal, Waiter};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyList, PyTuple};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use slab::Slab;
@@ -25,6 +24,18 @@ pub struct Bridge {
 enum Watched {
     Future(Py<PyAny>),
     Callback(Py<PyAny>),
+}
+
+/// What Python is to call, and its arguments; without any, a future that is to be resolved.
+pub type Told = (Py<PyAny>, Option<Py<PyTuple>>);
+
+impl Watched {
+    fn told(self, py: Python<'_>) -> Told {
+        match self {
+            Watched::Future(future) => (future, None),
+            Watched::Callback(callback) => (callback, Some(PyTuple::empty(py).unbind())),
+        }
+    }
 }
 
 enum Ready {
@@ -134,27 +145,30 @@ impl Bridge {
         self.inner.eventfd.as_raw_fd()
     }
 
-    fn drain(&self, py: Python<'_>) {
+    fn drain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let batch = self.inner.take();
         self.inner.wakeups.fetch_add(1, Ordering::Relaxed);
         self.inner.completions.fetch_add(batch.len() as u64, Ordering::Relaxed);
         COUNTERS.bridge_wakeups.increment();
         COUNTERS.bridge_completions.add(batch.len());
+        let told = PyList::empty(py);
         for ready in batch {
-            match ready {
+            let told_next = match ready {
                 Ready::Token(token) => {
                     let watched = lock(&self.inner.watched).try_remove(token);
-                    if let Some(watched) = watched {
-                        tell(py, watched);
-                    }
+                    watched.map(|watched| watched.told(py))
                 }
-                Ready::Incoming(handler, call) => handler.handle(py, call),
-                Ready::Notice(handler, text) => handler.tell(py, &text),
+                Ready::Incoming(handler, call) => handler.handed(py, call),
+                Ready::Notice(handler, text) => handler.told(py, &text),
+            };
+            if let Some(told_next) = told_next {
+                told.append(told_next)?;
             }
         }
         let forgotten = std::mem::take(&mut *lock(&self.inner.forgotten));
         drop(forgotten);
         memory::sweep(py);
+        Ok(told)
     }
 
     fn close(&self) {
@@ -176,29 +190,4 @@ impl Bridge {
             ],
         )
     }
-}
-
-/// An error is reported where Python reports those of callbacks; the rest of the batch goes on.
-fn tell(py: Python<'_>, watched: Watched) {
-    let (object, told) = match watched {
-        Watched::Future(future) => {
-            let told = resolve(future.bind(py));
-            (future, told)
-        }
-        Watched::Callback(callback) => {
-            let told = callback.call0(py).map(drop);
-            (callback, told)
-        }
-    };
-    if let Err(error) = told {
-        error.write_unraisable(py, Some(object.bind(py)));
-    }
-}
-
-fn resolve(future: &Bound<'_, PyAny>) -> PyResult<()> {
-    let py = future.py();
-    if !future.call_method0(intern!(py, "done"))?.is_truthy()? {
-        future.call_method1(intern!(py, "set_result"), (py.None(),))?;
-    }
-    Ok(())
 }

@@ -3,7 +3,7 @@
 // pyo3 hands arguments over by value.
 #![allow(clippy::needless_pass_by_value)]
 
-use super::bridge::{self, Bridge};
+use super::bridge::{self, Bridge, Told};
 use super::memory;
 use crate::config::{DEFAULT_MAX_MESSAGE_SIZE, ServerConfig};
 use crate::error::{Code, Status};
@@ -26,20 +26,23 @@ pub struct CallHandler {
 }
 
 impl CallHandler {
-    pub fn handle(&self, py: Python<'_>, call: Arc<server::ServerCall>) {
-        let handled = ServerCall::new(py, call)
-            .and_then(|call| Bound::new(py, call))
-            .and_then(|call| self.on_call.call1(py, (call,)));
-        if let Err(error) = handled {
-            error.write_unraisable(py, Some(self.on_call.bind(py)));
+    /// None when there is no memory for it: then the call is abandoned.
+    pub fn handed(&self, py: Python<'_>, call: Arc<server::ServerCall>) -> Option<Told> {
+        let made = ServerCall::new(py, Arc::clone(&call)).and_then(|call| PyTuple::new(py, [Bound::new(py, call)?]));
+        match made {
+            Ok(arguments) => Some((self.on_call.clone_ref(py), Some(arguments.unbind()))),
+            Err(error) => {
+                call.abandon();
+                error.write_unraisable(py, Some(self.on_call.bind(py)));
+                None
+            }
         }
     }
 
-    pub fn tell(&self, py: Python<'_>, notice: &str) {
-        let Some(on_notice) = &self.on_notice else { return };
-        if let Err(error) = on_notice.call1(py, (notice,)) {
-            error.write_unraisable(py, Some(on_notice.bind(py)));
-        }
+    /// None when nobody wants to hear it.
+    pub fn told(&self, py: Python<'_>, notice: &str) -> Option<Told> {
+        let on_notice = self.on_notice.as_ref()?;
+        Some((on_notice.clone_ref(py), Some(PyTuple::new(py, [notice]).ok()?.unbind())))
     }
 }
 
