@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent / "serve"))
+sys.path[:0] = [str(HERE.parent / "serve"), str(HERE.parents[1])]
 
 pytest.register_assert_rewrite("harness.comparison")
 

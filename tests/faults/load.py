@@ -76,7 +76,7 @@ class Load:
         self.open: dict[str, Request] = {}
         #: (when it began, how long it took beside what user code slept) of those that were answered, seconds.
         self.began, self.took = array("d"), array("f")
-        self._handle = handle
+        self.handle = handle
         self._rate = rate
         self._mix = mix
         self._patience = patience
@@ -149,10 +149,10 @@ class Load:
     async def _call(self, name: str, shape: Shape) -> bool:
         payload = piece(name, shape.request)
         if not shape.items:
-            right, answer = await self._handle.unary.remote(name, payload, shape.request, shape.answer, shape.takes)
+            right, answer = await self.handle.unary.remote(name, payload, shape.request, shape.answer, shape.takes)
             return right and is_piece(f"{name}:0", shape.answer, answer)
         number = 0
-        stream = self._handle.options(stream=True).stream
+        stream = self.handle.options(stream=True).stream
         async for right, answer in stream.remote(name, payload, shape.request, shape.answer, shape.items):
             if not right or not is_piece(f"{name}:{number}", shape.answer, answer):
                 return False
@@ -181,11 +181,22 @@ class Account:
         took = sorted(self.load.took)
         return 1000 * took[min(int(part * len(took)), len(took) - 1)] if took else 0.0
 
-    def broken(self, *, may_fail: int = 0) -> list[str]:
+    @property
+    def repeated(self) -> dict[str, list[str]]:
+        """Requests that ran more than once, and where."""
+        return {name: actors for name, actors in self.ran.items() if len(actors) > 1}
+
+    def ends_of_all(self) -> list[tuple[float, float]]:
+        """When each request began, and when it ended."""
+        answered = [(began, began + took) for began, took in zip(self.load.began, self.load.took, strict=True)]
+        return answered + [(request.began, request.ended) for request in self.load.open.values()]
+
+    def broken(self, *, may_fail: int = 0, may_repeat: int = 0) -> list[str]:
         """What must not be, one line each; nothing in a run that kept its promises.
 
         Args:
             may_fail: how many may end with the error of a dead replica.
+            may_repeat: how many may have run on two replicas, which only a network that is cut can bring about.
         """
         load = self.load
         lines = []
@@ -195,7 +206,7 @@ class Account:
             ran = self.ran.get(name, [])
             request = load.open.get(name)
             end = "answered" if request is None else request.end or "lost"
-            if len(ran) > 1:
+            if len(ran) > (2 if may_repeat else 1) or len(set(ran)) < len(ran):
                 lines.append(f"{name} was {end}, and ran {len(ran)} times: {ran}")
             if end == "answered" and not ran:
                 lines.append(f"{name} was answered and never ran")
@@ -203,6 +214,8 @@ class Account:
                 lines += _misreported(request, ran if self._hops == 1 else [])
         if extra := len(self.ran) - sum(f"{load.key}-{n}" in self.ran for n in range(load.made)):
             lines.append(f"{extra} requests ran that were never made")
+        if may_repeat and len(self.repeated) > may_repeat:
+            lines.append(f"{len(self.repeated)} ran twice, where {may_repeat} may")
         if len(self.failed) > may_fail:
             lines.append(f"{len(self.failed)} failed, where {may_fail} may: {self.errors()}")
         return lines
@@ -217,7 +230,7 @@ class Account:
             "made": self.load.made,
             "answers per second": round(len(began) / max(max(began) - min(began), 1e-9)) if began else 0,
             **self.ends,
-            "ran twice": sum(len(actors) > 1 for actors in self.ran.values()),
+            "ran twice": len(self.repeated),
             "p50 ms": round(self.percentile(0.5), 1),
             "p99 ms": round(self.percentile(0.99), 1),
         }
@@ -231,6 +244,6 @@ def _misreported(request: Request, ran: list[str]) -> list[str]:
         return [f"{who} is {request.end or 'lost'}; ran on {ran}"]
     if not isinstance(error, RayActorError):
         return [f"{who} failed with {error!r}"]
-    if ran and error.actor_id != ran[-1]:
-        return [f"{who} ran on {ran[-1]}; its error tells of {error.actor_id}: {error}"]
+    if ran and error.actor_id not in ran:
+        return [f"{who} ran on {ran}; its error tells of {error.actor_id}: {error}"]
     return []

@@ -16,6 +16,10 @@ CALLERS = 2000
 SLOTS = 5
 QUEUE = 50
 
+#: Seconds: for a call after the load, and for the queue to be worked off. The latter is up to Ray's router, which looks
+#: for a free slot every RAY_SERVE_ROUTER_RETRY_MAX_BACKOFF_S = 0.5 s, with actor calls as well.
+RECOVERED_S, DRAINED_S = 1.0, 10.0
+
 
 @deployment(max_ongoing_requests=SLOTS, max_queued_requests=QUEUE)
 class Limited:
@@ -75,8 +79,7 @@ def test_what_is_over_the_limits_is_shed_exactly_and_the_rest_is_answered(cluste
     ends, drained, recovered = asyncio.run(fill())
     kinds = Counter(end if isinstance(end, str) else ",".join(end["caught by"]) for end in ends)
     refused = sum(count for kind, count in kinds.items() if "BackPressureError" in kind)
-    # A second each on a machine at rest.
-    return [kinds["done"], refused, drained < 10, recovered < 5, resident_mib() - before < 200]
+    return [kinds["done"], refused, drained < DRAINED_S, recovered < RECOVERED_S, resident_mib() - before < 200]
 
 
 async def _result(response: Any) -> Any:

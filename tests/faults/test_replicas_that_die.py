@@ -14,18 +14,20 @@ from load import Load, Request
 from ray.exceptions import RayActorError
 from replicas import alive, is_alive, ledger_folder, runs, three
 
-#: A call that a dead replica had taken fails within 2 s on a machine at rest; these have two cores for it all.
-PROMPT_S = 8.0
+#: Seconds within which what a dead replica had taken fails: most of it; each one, on two busy cores. At rest it takes
+#: less than 0.1 s: the connection ends with the process, and nobody has to be asked.
+PROMPT_S, LATEST_S = 2.0, 8.0
 
 #: What a replica may hold when it dies: its share of the calls under way.
 HELD = 150
 
 
 def late(failed: list[Request], death: float) -> list[str]:
-    """Those that were told of the death long after it."""
-    return [
-        f"{r.name} was told after {r.ended - death:.1f} s" for r in failed if r.ended - max(death, r.began) > PROMPT_S
-    ]
+    """What was told of the death long after it."""
+    waited = sorted((r.ended - max(death, r.began), r.name) for r in failed)
+    middle = waited[len(waited) // 2 :][:1]
+    slow = [each for each in waited if each[0] > LATEST_S] + [each for each in middle if each[0] > PROMPT_S]
+    return [f"{name} was told after {seconds:.1f} s" for seconds, name in slow]
 
 
 @same_as_actor(native_only=True, expect=True, timeout=240)
@@ -59,6 +61,7 @@ def test_user_code_that_ends_its_replica_under_load_costs_that_one_only(cluster:
         try:
             response.result(timeout_s=30)
         except RayActorError as error:
+            assert time.monotonic() - began < LATEST_S
             return began, error.actor_id, name
         raise AssertionError("the call that ended its replica was answered")
 

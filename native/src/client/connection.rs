@@ -5,7 +5,7 @@ use crate::error::{Code, Status};
 use crate::keepalive;
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{Corked, Endpoint, Lane, Socket, segment, tls};
+use crate::lane::{Corked, Endpoint, Lane, Socket, segment, shortage, tls};
 use crate::metrics::COUNTERS;
 use crate::proto::{HandshakeRequest, HandshakeResponse};
 use crate::service::{self, Dialect, HANDSHAKE_PATH, NONCE_HEADER, SHM};
@@ -177,6 +177,7 @@ async fn side_socket(endpoint: &Endpoint) -> Option<(Nonce, Arc<Exchange>)> {
     match fds::connect(&fds::path_of(path), nonce).await {
         Ok(exchange) => Some((nonce, exchange)),
         Err(error) => {
+            shortage::tell_of(&error);
             tracing::debug!(%error, %endpoint, "no shared memory with this peer");
             None
         }

@@ -4,6 +4,7 @@
 //! control page; the client's carries the nonce that its HTTP/2 connection names in the Handshake.
 
 use super::exchange::{Control, Exchange, Peer};
+use super::shortage::{self, Cause};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
@@ -206,7 +207,11 @@ async fn read(socket: Arc<UnixStream>, exchange: Weak<Exchange>) {
                 }
                 exchange.answer(record.id, true);
             }
-            (SEGMENT, None) => exchange.answer(record.id, false),
+            // The system had no room for it in this process's table.
+            (SEGMENT, None) => {
+                shortage::tell(Cause::Descriptor);
+                exchange.answer(record.id, false);
+            }
             (CONFIRM, _) => exchange.answered(record.id, true),
             (REFUSE, _) => exchange.answered(record.id, false),
             (FORGET, _) => exchange.forget_borrowed(record.id),

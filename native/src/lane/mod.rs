@@ -6,6 +6,7 @@ pub mod fds;
 mod gate;
 pub mod placement;
 pub mod segment;
+pub mod shortage;
 mod socket;
 mod stream;
 pub mod sys;

@@ -1,6 +1,7 @@
 //! This process's own shared memory: memory files that are kept, already faulted in, for one message after
 //! the other.
 
+use super::shortage::{self, Cause};
 use super::sys::Mapping;
 use crate::metrics::COUNTERS;
 use crate::runtime;
@@ -117,7 +118,7 @@ impl Inner {
     fn give_up(&mut self, class: usize, error: &io::Error) {
         self.bytes -= class;
         self.segments -= 1;
-        tracing::debug!(%error, class, "no shared memory: messages go by the socket");
+        shortage::tell_of(error);
     }
 }
 
@@ -236,6 +237,7 @@ impl Pool {
     /// Counts one in that is about to be made. False when there is no room for it.
     fn reserve(&'static self, inner: &mut Inner, class: usize) -> bool {
         if !self.make_room(inner, class) {
+            shortage::tell(self.full(inner));
             return false;
         }
         inner.bytes += class;
@@ -262,6 +264,14 @@ impl Pool {
             }
         }
         true
+    }
+
+    /// Why `make_room` found none.
+    fn full(&self, inner: &Inner) -> Cause {
+        match inner.segments {
+            MOST_SEGMENTS.. => Cause::Count(MOST_SEGMENTS),
+            _ => Cause::Cap(self.limit.load(Ordering::Relaxed)),
+        }
     }
 
     fn put_back(&self, segment: Arc<Segment>, tainted: bool) {

@@ -11,7 +11,7 @@ use crate::config::{self, ServerConfig};
 use crate::keepalive::{self, Signs};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
-use crate::lane::{self, Accepted, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment};
+use crate::lane::{self, Accepted, Corked, Flushes, Lane, Listener, Socket, UnixPath, segment, shortage};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::security::{Event, Notices, Stranger, Strangers};
@@ -91,7 +91,15 @@ impl Server {
         let tcp = TcpListener::from_std(tcp)?;
         let unix = unix_path.map(lane::bind_unix).transpose()?;
         let side_path = unix_path.filter(|_| segment::pool().is_enabled()).map(fds::path_of);
-        let side = side_path.and_then(|path| lane::bind_unix(&path).ok());
+        let side = side_path.and_then(|path| {
+            let failed = |error: &io::Error| {
+                let path = path.display();
+                tracing::warn!(
+                    "No socket at {path} ({error}): callers on this node have no shared memory with this process"
+                );
+            };
+            lane::bind_unix(&path).inspect_err(failed).ok()
+        });
         let shared = Arc::new(Shared {
             small: small::Services::new(&config),
             config,
@@ -234,6 +242,7 @@ fn serve_side(accepted: Accepted, shared: Arc<Shared>) {
     tokio::spawn(async move {
         let register = |nonce, exchange| shared.add_unclaimed(nonce, exchange);
         if let Err(error) = fds::accept(socket, register).await {
+            shortage::tell_of(&error);
             tracing::debug!(%error, "no shared memory with a peer");
         }
     });

@@ -84,10 +84,13 @@ def test_an_address_that_is_not_this_machines_is_bound_by_all_addresses(session,
     assert adapter.server_binding(ACTOR)[0] == host
 
 
-def test_a_path_too_long_for_a_socket_is_no_lane(session, monkeypatch):
+def test_a_path_too_long_for_a_socket_is_no_lane_and_one_warning(session, monkeypatch, caplog):
     monkeypatch.setattr(adapter, "_session_folder", lambda: "/" + "x" * 90)
     assert adapter.replica_endpoints(info(), ActorID()) == ["tcp:127.0.0.1:5000"]
     assert adapter.server_binding(ACTOR) == ("127.0.0.1", None)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "x" * 90 in warning
+    assert str(adapter.LONGEST_SOCKET_PATH) in warning
     monkeypatch.setattr(adapter, "_session_folder", lambda: "/" + "x" * 80)
     monkeypatch.setattr(os.path, "exists", lambda path: True)
     [unix, _] = adapter.replica_endpoints(info(), ActorID())
