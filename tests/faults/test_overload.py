@@ -16,8 +16,8 @@ CALLERS = 2000
 SLOTS = 5
 QUEUE = 50
 
-#: Ray's router looks for a free slot again after up to half a second, whatever carries the calls; here more often, or its
-#: waiting would be all that there is to measure.
+#: Ray's router looks for a free slot again after up to half a second, whatever carries the calls. Here it does so more
+#: often, or its waiting would be all that there is to measure.
 OFTEN = {"RAY_SERVE_ROUTER_RETRY_MAX_BACKOFF_S": "0.025"}
 
 #: Seconds: for a call after the load, and for the queue of fifty before it. At rest 0.01 and 0.5, on two cores.
