@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import faulthandler
+import logging
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import ray
+from faults import record
 from harness.cluster import until
 from load import LIGHT, Account, Load
 from ray import serve
@@ -32,6 +34,9 @@ BEFORE_S, CUT_S, AFTER_S = 3.0, 26.0, 4.0
 #: A peer that says nothing is given up 15 s after it was last heard, or a quarter of the timeout later.
 NOTICED_S = 20.0
 
+#: Within this nobody can have noticed, and something is always under way.
+HELD_UP_S = 2.0
+
 #: For two cores that much else is done on.
 SLACK_S = 5.0
 
@@ -40,6 +45,9 @@ HEALED_S = 60.0
 
 #: Requests that may be on their way to the other host, or be held there, until it is given up.
 HELD = 200
+
+#: Serve shall not be who gives the replicas up: three probes that fail are enough for it.
+NO_PROBES = {"health_check_period_s": 600.0, "health_check_timeout_s": 600.0}
 
 #: Processes end by themselves when nobody asks for so long.
 LONGEST_S = 900
@@ -89,7 +97,7 @@ class Cut:
         asyncio.run(self._load.run(BEFORE_S + AFTER_S, self._fault, at=BEFORE_S / (BEFORE_S + AFTER_S)))
         far = {actor for actor, pid in before.items() if not shares_network(pid)}
         account = Account(self._load, self._ledger)
-        print(self._way, account.summary(), account.errors(), flush=True)
+        record(f"{self._way}: {account.summary()} {account.errors()}")
         # Of what is lost on the way back the caller cannot know that a replica has taken it.
         repeated = 0 if self._way == "to the replicas" else HELD
         lines = account.broken(may_fail=HELD, may_repeat=repeated)
@@ -109,8 +117,14 @@ class Cut:
         """Requests that were told of the cut long after it, and those that were held up when it was known."""
         waited = [(began - self._began, ended - max(began, self._began)) for began, ended in account.ends_of_all()]
         known = [took for at, took in waited if NOTICED_S < at < CUT_S]
-        print(f"longest: {max(took for _, took in waited):.1f} s; once it is known: {max(known):.1f} s", flush=True)
-        return [f"a request of {at:.1f} s waited for {took:.1f} s" for at, took in waited if took > NOTICED_S + SLACK_S]
+        longest = max(took for _, took in waited)
+        record(f"{self._way}: longest {longest:.1f} s, {max(known):.1f} s once it is known")
+        lines = [
+            f"a request of {at:.1f} s waited for {took:.1f} s" for at, took in waited if took > NOTICED_S + SLACK_S
+        ]
+        if longest < HELD_UP_S:
+            lines.append("no request was held up: nothing was cut")
+        return lines
 
     def _missing(self, before: dict[str, int]) -> list[str]:
         """What does not answer again, or is not what it was."""
@@ -118,7 +132,7 @@ class Cut:
             return ["replicas were replaced"]
         healed = time.monotonic()
         missing = set(before.values()) - answering(self._load.handle, len(before))
-        print(f"all answer again {time.monotonic() - healed + AFTER_S:.1f} s after it", flush=True)
+        record(f"{self._way}: all answer again {time.monotonic() - healed + AFTER_S:.1f} s after it")
         return [f"{len(missing)} replicas do not answer again"] if missing else []
 
 
@@ -149,8 +163,11 @@ def hosts(second: str, folder: str) -> Iterator[tuple[Any, str]]:
             with second_node(second, address, folder, other):
                 until_joined(ray)
                 serve.start(proxy_location="Disabled")
-                target = Target.options(num_replicas=4, ray_actor_options={"num_cpus": 1}).bind(ledger)
-                yield serve.run(target, route_prefix=None), ledger
+                # Routers say each time that a replica is not there, and leave what asked for its queue.
+                for name in ("ray.serve", "asyncio"):
+                    logging.getLogger(name).setLevel(logging.CRITICAL)
+                target = Target.options(num_replicas=4, ray_actor_options={"num_cpus": 1}, **NO_PROBES)
+                yield serve.run(target.bind(ledger), route_prefix=None), ledger
 
 
 def main() -> None:

@@ -45,10 +45,15 @@ def accounted(load: Load, *, may_fail: int = 0, hops: int = 1) -> Account:
     account = Account(load, ledger_folder(), hops=hops)
     broken = account.broken(may_fail=may_fail)
     assert not broken, "\n".join([str(account.summary()), *broken[:20]])
+    record(f"{inspect.stack()[2].function}: {account.summary()} {account.errors()}")
+    return account
+
+
+def record(text: str) -> None:
+    """Adds to the file that FAULT_LOG names, if it does."""
     if log := os.environ.get("FAULT_LOG"):
         with open(log, "a") as file:
-            file.write(f"{inspect.stack()[2].function}: {account.summary()} {account.errors()}\n")
-    return account
+            file.write(f"{text}\n")
 
 
 def kill(pid: int, number: int = signal.SIGKILL) -> int:
