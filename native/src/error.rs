@@ -21,6 +21,9 @@ impl Code {
     pub const UNAUTHENTICATED: Code = Code(16);
 }
 
+/// How the text of a lost connection begins.
+const LOST: &str = "connection lost";
+
 /// A gRPC status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -39,6 +42,20 @@ impl Status {
 
     pub fn unavailable(detail: impl Into<String>) -> Self {
         Status::new(Code::UNAVAILABLE, detail)
+    }
+
+    /// Of a call whose connection ended under it.
+    pub fn lost(reason: impl fmt::Display) -> Self {
+        Status::unavailable(format!("{LOST}: {reason}"))
+    }
+
+    /// The same for the reason that this end had to end the connection, where it did.
+    #[must_use]
+    pub fn because(self, reason: Option<&String>) -> Self {
+        match reason {
+            Some(reason) if self.code == Code::UNAVAILABLE && self.detail.starts_with(LOST) => Status::lost(reason),
+            _ => self,
+        }
     }
 
     pub fn cancelled() -> Self {
@@ -73,7 +90,8 @@ impl From<h2::Error> for Status {
             Some(reason) if error.is_reset() && reason != h2::Reason::REFUSED_STREAM => {
                 Status::new(Code::INTERNAL, format!("the peer reset the stream: {reason}"))
             }
-            _ => Status::unavailable(format!("connection lost: {error}")),
+            _ if error.is_io() => Status::lost(format!("closed by the peer, whose process may have ended: {error}")),
+            _ => Status::lost(error),
         }
     }
 }

@@ -89,6 +89,34 @@ async def lost_after_it_was_taken(folder: Path, monkeypatch: Any) -> BaseExcepti
         return await failure(wrapper, "wait", between=lambda: server._server.close())
 
 
+async def silent_after_it_was_taken(folder: Path, monkeypatch: Any) -> BaseException:
+    """A middle that takes all bytes, and after the admission passes on none."""
+    monkeypatch.setenv("RAY_SERVE_GRPC_KEEPALIVE_INTERVAL_S", "0.5")
+    monkeypatch.setenv("RAY_SERVE_GRPC_KEEPALIVE_TIMEOUT_S", "0.5")
+    config.settings.cache_clear()
+    cut = asyncio.Event()
+
+    async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        while data := await source.read(65536):
+            if not cut.is_set():
+                sink.write(data)
+        sink.close()
+
+    async with replica(folder) as (server, _):
+
+        async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", server._server.port)
+            await asyncio.gather(copy(reader, far_writer), copy(far_reader, writer), return_exceptions=True)
+
+        async with await asyncio.start_server(between, "127.0.0.1", 0) as relay:
+            port = relay.sockets[0].getsockname()[1]
+            wrapper = gRPCReplicaWrapper(ACTOR, [f"tcp:127.0.0.1:{port}"], deployment="Model")
+            try:
+                return await failure(wrapper, "wait", between=cut.set)
+            finally:
+                wrapper.close()
+
+
 async def refused_while_it_drains(folder: Path, monkeypatch: Any) -> BaseException:
     async with replica(folder) as (server, path), caller(path) as wrapper:
         held = wrapper.send_request_python(pending("wait", about=metadata()), with_rejection=True)
@@ -167,7 +195,12 @@ FAILURES: dict[str, tuple[Callable[..., Awaitable[BaseException]], str]] = {
     ),
     "Lost after the request was taken": (
         lost_after_it_was_taken,
-        "The replica died, or keepalive gave it up. It may have run: repeat it if that does no harm.",
+        "The replica died: see its log, or an `exit` in user code. It may have run: repeat it if that does no harm.",
+    ),
+    "Silent after the request was taken": (
+        silent_after_it_was_taken,
+        "The replica is frozen (stopped, swapping), or the network is cut. Raise "
+        "`RAY_SERVE_GRPC_KEEPALIVE_TIMEOUT_S` where that is to be waited for.",
     ),
     "It drains": (
         refused_while_it_drains,
@@ -187,7 +220,8 @@ def normal(text: str, folder: Path) -> str:
     text = text.replace(ACTOR.hex(), "REPLICA").replace(OTHER.hex(), "OTHER-REPLICA")
     text = text.replace(str(folder), "/FOLDER")
     text = re.sub(r"A request of \d+ bytes", "A request of SIZE bytes", text)
-    text = re.sub(r"\(connection lost: [^)]*\)", "(connection lost: REASON)", text)
+    text = re.sub(r"(whose process may have ended): [^)]*\)", r"\1: REASON)", text)
+    text = re.sub(r"tcp:127\.0\.0\.1:\d+", "tcp:HOST:PORT", text)
     text = re.sub(r"(No such file or directory|Connection refused) \(os error \d+\)", "REASON", text)
     return " ".join(text.split()).replace("|", "\\|")
 
@@ -205,7 +239,8 @@ async def test_the_text_of_a_failure_is_the_documented_one(happened, tmp_path, m
     table, _, after = rest.partition(END)
     rows = table.splitlines()
     if os.environ.get("WRITE_OPERATIONS"):
-        rows = [line for line in rows if line.strip() and not line.startswith(f"| {happened} |")] + [row]
+        rows = [line for line in rows if line.strip() and not line.startswith(f"| {happened} |")]
+        rows[2:] = sorted([*rows[2:], row], key=lambda line: list(FAILURES).index(line.split("|")[1].strip()))
         DOCUMENT.write_text(before + BEGIN + "\n\n" + "\n".join(rows) + "\n\n" + END + after)
     assert row in rows
 

@@ -31,9 +31,16 @@ pub struct Connection {
     /// Shared memory with the peer, if both ends have it.
     pub exchange: Option<Arc<Exchange>>,
     open: Arc<AtomicBool>,
+    /// Why this end gave it up.
+    given_up: Arc<OnceLock<String>>,
 }
 
 impl Connection {
+    /// How a call on it failed.
+    pub fn failure(&self, status: Status) -> Status {
+        status.because(self.given_up.get())
+    }
+
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
@@ -114,16 +121,18 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         }
     };
     let (dialect, exchange) = agreed;
+    let given_up: Arc<OnceLock<String>> = Arc::default();
     if let Some(ping_pong) = ping_pong {
         let interval = match dialect {
             Dialect::Native => config.keepalive_interval,
             Dialect::Stock => config.keepalive_interval.max(STOCK_KEEPALIVE_INTERVAL),
         };
-        let (open, patience) = (Arc::clone(&open), config.keepalive_timeout);
+        let (open, patience, given_up) = (Arc::clone(&open), config.keepalive_timeout, Arc::clone(&given_up));
         let replica = config.to_string();
         tokio::spawn(async move {
             if keepalive::watch(ping_pong, &signs, interval, patience).await == keepalive::Peer::Silent {
                 tracing::warn!(%replica, "No answer to a ping within {patience:?}: the connection is given up");
+                let _ = given_up.set(format!("no answer to a ping within {patience:?}"));
             }
             open.store(false, Ordering::Release);
             // Streams of a connection whose task is gone fail at once.
@@ -134,7 +143,7 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
         let _ = lent.set(Arc::clone(exchange));
     }
     span.advance();
-    Ok(Connection { sender, lane, dialect, exchange, open })
+    Ok(Connection { sender, lane, dialect, exchange, open, given_up })
 }
 
 /// Counts the end of a connection that came into use: whichever of beginning and end is told second counts it.

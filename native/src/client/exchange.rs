@@ -41,14 +41,25 @@ pub async fn run(channel: &Arc<Channel>, call: &CallState, request: Request) {
 }
 
 async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) -> Result<Status, Status> {
-    let (connection, mut sender) = ready(channel).await?;
+    let (connection, sender) = ready(channel).await?;
     if connection.dialect != request.message.dialect() {
         return Err(Status::unavailable("the replica's process was replaced by one of another kind"));
     }
+    let exchanged = on_connection(channel, &connection, sender, call, request).await;
+    exchanged.map_err(|status| connection.failure(status))
+}
+
+async fn on_connection(
+    channel: &Channel,
+    connection: &Connection,
+    mut sender: SendRequest<FrameBuf>,
+    call: &CallState,
+    request: Request,
+) -> Result<Status, Status> {
     // The peer takes the call, or finds that it was given up: when this returns at the latest.
     let mut word = connection.exchange.as_ref().and_then(SharedMemory::admission_word);
     // Taken back when this returns, unless the peer took it.
-    let (frames, _grants) = encode(&connection, request.message, word.as_ref()).await?;
+    let (frames, _grants) = encode(connection, request.message, word.as_ref()).await?;
     let size = frames.remaining();
     let mut head = http_request(&channel.config, request.method.uri(connection.dialect));
     if let Some(trace) = request.trace {
@@ -77,7 +88,7 @@ async fn exchange(channel: &Arc<Channel>, call: &CallState, request: Request) ->
     if admission.is_some_and(|admission| !admission.accepted) {
         COUNTERS.client_rejections.increment();
     }
-    let mut response = Response { config: &channel.config, connection: &connection, call, body };
+    let mut response = Response { config: &channel.config, connection, call, body };
     let status = if request.method.is_streaming() {
         if let Some(admission) = admission {
             call.admit(admission);
