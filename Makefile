@@ -59,7 +59,7 @@ test-serve: $(VENV)/test ## Ray Serve applications on real local clusters
 	@$(PYTEST) tests/serve --durations=10 $(ARGS)
 
 .PHONY: test-faults
-test-faults: $(VENV)/test ## Faults under load, each request accounted for (5 minutes); longer with FAULT_SECONDS=60 FAULT_CALLS=10000
+test-faults: $(VENV)/test ## Faults under load, each request accounted for (10 minutes); longer with FAULT_SECONDS=60 FAULT_CALLS=10000
 	$(call step,tests/faults)
 	@$(PYTEST) tests/faults --durations=10 $(ARGS)
 
