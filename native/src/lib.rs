@@ -18,6 +18,7 @@ pub mod call;
 pub mod client;
 pub mod config;
 pub mod error;
+mod executor;
 pub mod keepalive;
 pub mod lane;
 pub mod log;

@@ -1,6 +1,6 @@
 //! The tokio runtime of this process, made on first use.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::runtime::{Builder, Handle, Runtime};
 
@@ -33,10 +33,19 @@ pub fn handle() -> Handle {
     }
 }
 
+static ASLEEP: AtomicBool = AtomicBool::new(false);
+
+/// Whether the I/O thread waits for something to happen.
+pub fn is_asleep() -> bool {
+    ASLEEP.load(Ordering::Relaxed)
+}
+
 fn build() -> Runtime {
     Builder::new_multi_thread()
         .worker_threads(1)
         .thread_name("ray-serve-grpc")
+        .on_thread_park(|| ASLEEP.store(true, Ordering::Relaxed))
+        .on_thread_unpark(|| ASLEEP.store(false, Ordering::Relaxed))
         .enable_all()
         .build()
         .expect("a thread and an epoll instance for the I/O of ray_serve_grpc")

@@ -2,6 +2,7 @@
 
 use crate::config::{self, ChannelConfig};
 use crate::error::{Code, Status};
+use crate::executor::Tasks;
 use crate::keepalive;
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
@@ -18,6 +19,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
+use tokio::sync::Notify;
 use tokio::time::timeout;
 
 /// grpc servers end a connection that is pinged more often without data.
@@ -30,6 +32,8 @@ pub struct Connection {
     pub dialect: Dialect,
     /// Shared memory with the peer, if both ends have it.
     pub exchange: Option<Arc<Exchange>>,
+    /// What runs its calls.
+    pub tasks: Arc<Tasks>,
     open: Arc<AtomicBool>,
     /// Why this end gave it up.
     given_up: Arc<OnceLock<String>>,
@@ -94,29 +98,35 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
     let open = Arc::new(AtomicBool::new(true));
     let lent: Arc<OnceLock<Arc<Exchange>>> = Arc::default();
     let span = Arc::new(Lifetime::default());
+    let stop = Arc::new(Notify::new());
     let driver = {
         let (open, lent, span) = (Arc::clone(&open), Arc::clone(&lent), EndWhenDropped(Arc::clone(&span)));
+        let stop = Arc::clone(&stop);
         let replica = config.to_string();
-        tokio::spawn(async move {
-            // Also when this task is aborted.
+        async move {
             let _lent = (CloseWhenDropped(lent), span);
-            let ended = Corked::new(connection, cork).await;
+            let ended = tokio::select! {
+                ended = Corked::new(connection, cork) => ended,
+                () = stop.notified() => Ok(()),
+            };
             open.store(false, Ordering::Release);
             if let Err(error) = ended {
                 tracing::info!(%replica, reason = %error, "Connection lost");
                 COUNTERS.client_connections_lost.increment();
             }
-        })
+        }
     };
+    // Encryption is for the I/O thread.
+    let tasks = Tasks::start(lane == Lane::Unix || config.tls.is_none(), |_| driver);
     let side = side_socket(endpoint).await;
     let agreed = match timeout(config::HANDSHAKE_TIMEOUT, shake_hands(config, sender.clone(), side)).await {
         Ok(Ok(agreed)) => agreed,
         Ok(Err(status)) => {
-            driver.abort();
+            stop.notify_one();
             return Err(Status::new(status.code, format!("handshake with {endpoint}: {}", status.detail)));
         }
         Err(_) => {
-            driver.abort();
+            stop.notify_one();
             return Err(failed("no answer to the handshake".into()));
         }
     };
@@ -135,15 +145,15 @@ async fn connect(config: &ChannelConfig, endpoint: &Endpoint) -> Result<Connecti
                 let _ = given_up.set(format!("no answer to a ping within {patience:?}"));
             }
             open.store(false, Ordering::Release);
-            // Streams of a connection whose task is gone fail at once.
-            driver.abort();
+            // Streams of a connection that is gone fail at once.
+            stop.notify_one();
         });
     }
     if let Some(exchange) = &exchange {
         let _ = lent.set(Arc::clone(exchange));
     }
     span.advance();
-    Ok(Connection { sender, lane, dialect, exchange, open, given_up })
+    Ok(Connection { sender, lane, dialect, exchange, tasks, open, given_up })
 }
 
 /// Counts the end of a connection that came into use: whichever of beginning and end is told second counts it.

@@ -11,7 +11,7 @@ use crate::runtime;
 use crate::service::{Dialect, Method};
 use crate::signal::Waiter;
 use crate::wire::{Content, FrameBuf};
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
 use connection::Connection;
 pub use connection::Pong;
 use http::HeaderValue;
@@ -76,7 +76,17 @@ pub enum Message {
     Stock(FrameBuf),
 }
 
+/// Calls of up to this many bytes may be sent by the thread that makes them.
+const SENT_BY_CALLER: usize = 256 << 10;
+
 impl Message {
+    fn len(&self) -> usize {
+        match self {
+            Message::Native { metadata, content } => metadata.len() + content.len(),
+            Message::Stock(frames) => frames.remaining(),
+        }
+    }
+
     fn dialect(&self) -> Dialect {
         match self {
             Message::Native { .. } => Dialect::Native,
@@ -107,16 +117,22 @@ impl Channel {
             return;
         }
         self.in_flight.fetch_add(queued.len(), Ordering::Relaxed);
-        let channel = Arc::clone(self);
-        runtime::handle().spawn(async move {
-            for (call, request) in queued {
-                let channel = Arc::clone(&channel);
-                tokio::spawn(async move {
-                    exchange::run(&channel, &call, request).await;
-                    channel.in_flight.fetch_sub(1, Ordering::Relaxed);
-                });
+        let small = queued.iter().map(|(_, request)| request.message.len()).sum::<usize>() <= SENT_BY_CALLER;
+        let runs = queued.into_iter().map(|(call, request)| {
+            let channel = Arc::clone(self);
+            async move {
+                exchange::run(&channel, &call, request).await;
+                channel.in_flight.fetch_sub(1, Ordering::Relaxed);
             }
         });
+        match self.open_connection() {
+            Some(Connection { tasks, .. }) => tasks.visit(small, || runs.for_each(|run| tasks.spawn(run))),
+            None => runs.for_each(|run| drop(runtime::handle().spawn(run))),
+        }
+    }
+
+    fn open_connection(&self) -> Option<Connection> {
+        self.link().connection.as_ref().filter(|connection| connection.is_open()).cloned()
     }
 
     fn queued(&self) -> MutexGuard<'_, Vec<(Arc<CallState>, Request)>> {

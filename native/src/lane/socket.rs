@@ -2,6 +2,7 @@
 
 use super::stream::{Stream, UnixSocket};
 use super::{Gate, Lane, unix};
+use crate::executor;
 use crate::keepalive::Signs;
 use bytes::{Buf, BytesMut};
 use std::future::Future;
@@ -249,6 +250,12 @@ fn require_progress(written: usize) -> io::Result<()> {
 impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let mut state = self.cork.state();
+        if executor::is_visiting() {
+            if state.stream.stream.poll_read_ready(cx)?.is_ready() {
+                executor::leave(cx.waker());
+            }
+            return Poll::Pending;
+        }
         match &self.gate {
             Some(gate) if !gate.is_open() => gate.poll_read(cx, buf, |cx, buf| state.stream.poll_read(cx, buf)),
             _ => state.stream.poll_read(cx, buf),

@@ -36,6 +36,15 @@ impl Stream {
         }
     }
 
+    /// Whether a read would bring something; if not, the task is woken when one would.
+    pub fn poll_read_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Stream::Tcp(stream) => stream.poll_read_ready(cx),
+            Stream::Tls(_) => Poll::Ready(Ok(())),
+            Stream::Unix(socket) => socket.readable.poll_read_ready(cx).map_ok(drop),
+        }
+    }
+
     pub fn poll_write_vectored(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match self {
             Stream::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),

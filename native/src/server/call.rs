@@ -1,6 +1,7 @@
 //! What the two sides of a server's call share: the task that owns its stream and the handler that answers.
 
 use crate::error::{Code, Status};
+use crate::executor::Tasks;
 use crate::lane::exchange::Exchange;
 use crate::lane::{Lane, placement};
 use crate::metrics::COUNTERS;
@@ -18,6 +19,9 @@ use tokio::sync::Notify;
 /// Messages and bytes that may wait to be written before the writer is told to wait.
 const HIGH_WATER_BYTES: usize = 1 << 20;
 const HIGH_WATER_MESSAGES: usize = 1024;
+
+/// Up to this many bytes may be written by the thread that answers.
+const SENT_BY_HANDLER: usize = 256 << 10;
 
 pub struct ServerCall {
     pub method: Method,
@@ -41,6 +45,8 @@ pub struct ServerCall {
     outbound: Mutex<Outbound>,
     /// Wakes the task that owns the stream.
     nudge: Notify,
+    /// What runs that task.
+    tasks: Arc<Tasks>,
     cancelled: AtomicBool,
 }
 
@@ -145,7 +151,7 @@ impl ServerCall {
         outbound.began = timing::started().filter(|_| accepted);
         drop(outbound);
         if flush || !self.is_admission_safe() {
-            self.nudge.notify_one();
+            self.has_news();
         }
         true
     }
@@ -199,14 +205,14 @@ impl ServerCall {
         }
         // A unary answer leaves with its end, which follows.
         if flush && self.method.is_streaming() {
-            self.nudge.notify_one();
+            self.has_news();
         }
         writable
     }
 
     /// Has what was queued written.
     pub fn flush(&self) {
-        self.nudge.notify_one();
+        self.has_news();
     }
 
     pub fn finish(&self, status: Status, flush: bool) {
@@ -222,7 +228,7 @@ impl ServerCall {
         drop(outbound);
         drop(forgotten);
         if flush {
-            self.nudge.notify_one();
+            self.has_news();
         }
     }
 
@@ -251,6 +257,12 @@ impl ServerCall {
         }
     }
 
+    /// There is something to write.
+    fn has_news(&self) {
+        let small = self.outbound().queued <= SENT_BY_HANDLER;
+        self.tasks.visit(small, || self.nudge.notify_one());
+    }
+
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Acquire)
     }
@@ -272,6 +284,7 @@ impl ServerCall {
         stream: u32,
         trace: Option<HeaderValue>,
         request: Envelope,
+        tasks: &Arc<Tasks>,
     ) -> Self {
         ServerCall {
             method,
@@ -288,6 +301,7 @@ impl ServerCall {
             request: Mutex::new(Some(request)),
             outbound: Mutex::default(),
             nudge: Notify::new(),
+            tasks: Arc::clone(tasks),
             cancelled: AtomicBool::new(false),
         }
     }

@@ -8,6 +8,7 @@ mod stream;
 pub use call::ServerCall;
 
 use crate::config::{self, ServerConfig};
+use crate::executor::Tasks;
 use crate::keepalive::{self, Signs};
 use crate::lane::exchange::Exchange;
 use crate::lane::fds::{self, Nonce};
@@ -229,11 +230,16 @@ async fn accept_all(listener: Listener, shared: Arc<Shared>, serve: impl Fn(Acce
 fn serve_calls(accepted: Accepted, shared: Arc<Shared>) {
     COUNTERS.server_connections.increment();
     shared.connections.fetch_add(1, Ordering::AcqRel);
-    tokio::spawn(async move {
-        serve_connection(accepted, &shared).await;
-        COUNTERS.server_connections_ended.increment();
-        shared.connections.fetch_sub(1, Ordering::AcqRel);
-        shared.connection_ended.notify_waiters();
+    // Encryption is for the I/O thread.
+    let open_to_visits = accepted.lane() == Lane::Unix || shared.config.tls.is_none();
+    Tasks::start(open_to_visits, |tasks| {
+        let tasks = Arc::clone(tasks);
+        async move {
+            serve_connection(accepted, &shared, tasks).await;
+            COUNTERS.server_connections_ended.increment();
+            shared.connections.fetch_sub(1, Ordering::AcqRel);
+            shared.connection_ended.notify_waiters();
+        }
     });
 }
 
@@ -257,6 +263,7 @@ struct Connection {
     exchange: OnceLock<Arc<Exchange>>,
     flushes: Arc<Flushes>,
     signs: Arc<Signs>,
+    tasks: Arc<Tasks>,
 }
 
 impl Connection {
@@ -283,7 +290,7 @@ impl Drop for Connection {
     }
 }
 
-async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
+async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>, tasks: Arc<Tasks>) {
     let (lane, peer) = (accepted.lane(), Arc::<str>::from(accepted.peer()));
     let stranger = shared.config.authorization.is_some().then(|| shared.strangers.arrived());
     let deadline = Instant::now() + config::HANDSHAKE_TIMEOUT;
@@ -297,6 +304,7 @@ async fn serve_connection(accepted: Accepted, shared: &Arc<Shared>) {
         exchange: OnceLock::new(),
         flushes: Arc::clone(socket.flushes()),
         signs: Arc::clone(socket.signs()),
+        tasks,
     });
     Corked::new(serve_streams(socket, deadline, shared, state), cork).await;
 }
@@ -336,7 +344,8 @@ async fn serve_streams(socket: Socket, deadline: Instant, shared: &Arc<Shared>, 
             accepted = connection.accept() => {
                 let Some(Ok((request, respond))) = accepted else { return };
                 let (shared, state) = (Arc::clone(shared), Arc::clone(&state));
-                tokio::spawn(async move { stream::serve(&shared, &state, request, respond).await });
+                let tasks = Arc::clone(&state.tasks);
+                tasks.spawn(async move { stream::serve(&shared, &state, request, respond).await });
             }
             reached = reached(&mut phase, draining) => {
                 if reached == Phase::Closed {

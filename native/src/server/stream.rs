@@ -55,7 +55,8 @@ pub async fn serve(
     let (lane, peer) = (connection.lane, Arc::clone(&connection.peer));
     let exchange = connection.exchange.get().filter(|_| dialect == Dialect::Native).cloned();
     let stream = respond.stream_id().as_u32();
-    let call = Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, stream, trace, envelope));
+    let call =
+        Arc::new(ServerCall::new(method, dialect, lane, peer, exchange, stream, trace, envelope, &connection.tasks));
     shared.calls.fetch_add(1, Ordering::Relaxed);
     shared.handler.incoming(Arc::clone(&call));
     COUNTERS.server_calls_begun.increment();
