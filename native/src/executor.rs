@@ -28,6 +28,7 @@ pub struct Tasks {
     missed: AtomicBool,
     /// Whether other threads may run them.
     open_to_visits: bool,
+    generation: u64,
 }
 
 #[derive(Default)]
@@ -98,6 +99,7 @@ impl Tasks {
             ready: Mutex::default(),
             missed: AtomicBool::new(false),
             open_to_visits,
+            generation: runtime::generation(),
         });
         tasks.spawn(first(&tasks));
         runtime::handle().spawn(Runner(Arc::clone(&tasks)));
@@ -111,7 +113,11 @@ impl Tasks {
     }
 
     /// Runs `cause`, which wakes or adds tasks, and has them run: here when they are `small` and the I/O thread sleeps.
+    /// Nothing in the child of a fork, which shares the parent's socket.
     pub fn visit(self: &Arc<Self>, small: bool, cause: impl FnOnce()) {
+        if self.generation != runtime::generation() {
+            return;
+        }
         if !small || !self.open_to_visits || HERE.get() != 0 || !runtime::is_asleep() {
             return cause();
         }
@@ -343,7 +349,9 @@ mod tests {
                 })
             })
             .collect();
-        visitors.into_iter().for_each(|visitor| visitor.join().unwrap());
+        for visitor in visitors {
+            visitor.join().unwrap();
+        }
         end.notify_one();
         until(|| tasks.ready().ended);
     }
