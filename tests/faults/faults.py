@@ -45,7 +45,8 @@ def accounted(load: Load, *, may_fail: int = 0, hops: int = 1) -> Account:
     account = Account(load, ledger_folder(), hops=hops)
     broken = account.broken(may_fail=may_fail)
     assert not broken, "\n".join([str(account.summary()), *broken[:20]])
-    record(f"{inspect.stack()[2].function}: {account.summary()} {account.errors()}")
+    test = next((frame.function for frame in inspect.stack() if frame.function.startswith("test_")), "")
+    record(f"{test}: {account.summary()} {account.errors()}")
     return account
 
 
