@@ -118,7 +118,7 @@ def told(outcome: dict[str, Any]) -> bool:
     served = {(row["deployment"], row["outcome"], row["lane"], row["kind"]): row["value"] for row in outcome["served"]}
     assert served["Outer", "ok", "unix", "streaming"] == 2  # the proxy's requests are streams
     assert served["Inner", "user_error", "unix", "unary"] == 1
-    assert served["Inner", "ok", "unix", "unary"] == 24
+    assert served["Inner", "ok", "unix", "unary"] == 25
     assert {row["application"] for row in outcome["served"]} == {outcome["application"]}
     assert {"driver", "proxy", "replica"} == set(outcome["components"])
     assert set(outcome["stages"]) == STAGES
@@ -145,7 +145,7 @@ def test_every_kind_of_process_exports_with_serves_tags(cluster: Cluster) -> dic
         series[:] = exposed(endpoint())
         proxies = [labels for _, labels, _ in series if labels["component"] == "proxy"]
         told_names = CAUSED <= {name for name, _, _ in series} and stages() >= STAGES
-        return told_names and bool(proxies) and sum(row["value"] for row in served()) >= 50
+        return told_names and bool(proxies) and sum(row["value"] for row in served()) >= 52
 
     assert until(complete, timeout=90, poll=0.5), sorted({name for name, _, _ in series})
     return {
