@@ -375,7 +375,23 @@ impl Exchange {
                 }
             }
         };
-        tokio::time::timeout(ANSWER_TIMEOUT, all).await.unwrap_or(false)
+        match tokio::time::timeout(ANSWER_TIMEOUT, all).await {
+            Ok(has) => has,
+            Err(_) => {
+                self.expect_no_answer(ids);
+                false
+            }
+        }
+    }
+
+    /// No other message waits for it. One that comes late counts all the same.
+    fn expect_no_answer(&self, ids: &[u32]) {
+        let mut lending = lock(&self.lending);
+        for announced in lending.announced.values_mut() {
+            if announced.has == Answer::NotYet && ids.contains(&announced.id) {
+                announced.has = Answer::No;
+            }
+        }
     }
 
     fn answer_of(&self, ids: &[u32]) -> Answer {
