@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import time
 import zlib
 from pathlib import Path
 
@@ -165,6 +166,20 @@ async def test_a_peer_without_a_descriptor_for_shared_memory_is_sent_bytes_and_w
         assert await ask(channel, b"sum", array) == str(zlib.crc32(array))
     (warning,) = (await ask(channel, b"told")).splitlines()
     assert "No file descriptor is left for a peer's shared memory" in warning
+    await ask(channel, b"enough")
+    channel.close()
+
+
+async def test_a_peer_without_a_descriptor_for_shared_memory_is_not_waited_for(replica):
+    channel = _native.Channel([replica])
+    await ask(channel, b"none")
+    sent = _native.statistics()["shm_messages_sent"]
+    began = time.monotonic()
+    for number in range(10):
+        array = np.full((2 << 20) + 4096 * number, number, np.uint8)
+        assert await ask(channel, b"sum", array) == str(zlib.crc32(array))
+    assert _native.statistics()["shm_messages_sent"] == sent
+    assert time.monotonic() - began < 5.0
     await ask(channel, b"enough")
     channel.close()
 
