@@ -16,6 +16,9 @@ use std::task::{Context, Poll, Wake, Waker};
 const TURN: usize = 256;
 const VISIT: usize = 16;
 
+/// Bytes that another thread sends at most: more would keep it from its own work.
+const SMALL: usize = 256 << 10;
+
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Of one connection.
@@ -112,13 +115,13 @@ impl Tasks {
         }
     }
 
-    /// Runs `cause`, which wakes or adds tasks, and has them run: here when they are `small` and the I/O thread sleeps.
-    /// Nothing in the child of a fork, which shares the parent's socket.
-    pub fn visit(self: &Arc<Self>, small: bool, cause: impl FnOnce()) {
+    /// Runs `cause`, which wakes or adds tasks, and has them run: here when they have few `bytes` to send and the I/O
+    /// thread sleeps. Nothing in the child of a fork, which shares the parent's socket.
+    pub fn visit(self: &Arc<Self>, bytes: usize, cause: impl FnOnce()) {
         if self.generation != runtime::generation() {
             return;
         }
-        if !small || !self.open_to_visits || HERE.get() != 0 || !runtime::is_asleep() {
+        if bytes > SMALL || !self.open_to_visits || HERE.get() != 0 || !runtime::is_asleep() {
             return cause();
         }
         let runtime = runtime::handle();
@@ -270,12 +273,12 @@ mod tests {
     }
 
     /// Asks again until the visit was made on this thread: the I/O thread need not sleep yet.
-    fn visited(tasks: &Arc<Tasks>, small: bool) -> bool {
+    fn visited(tasks: &Arc<Tasks>, bytes: usize) -> bool {
         let here = thread::current().id();
         for _ in 0..50 {
             let ran_on = Arc::new(Mutex::new(None));
             let noted = Arc::clone(&ran_on);
-            tasks.visit(small, || {
+            tasks.visit(bytes, || {
                 tasks.spawn(async move { *noted.lock().unwrap() = Some((thread::current().id(), is_visiting())) });
             });
             until(|| ran_on.lock().unwrap().is_some());
@@ -290,11 +293,11 @@ mod tests {
     #[test]
     fn a_visitor_runs_what_is_small_and_only_where_visits_are_allowed() {
         let (open, end) = open_ended(true);
-        assert!(visited(&open, true));
-        assert!(!visited(&open, false));
+        assert!(visited(&open, SMALL));
+        assert!(!visited(&open, SMALL + 1));
         end.notify_one();
         let (closed, end) = open_ended(false);
-        assert!(!visited(&closed, true));
+        assert!(!visited(&closed, 0));
         end.notify_one();
     }
 
@@ -305,7 +308,7 @@ mod tests {
         for _ in 0..200 {
             let (done, finished) = (Arc::clone(&done_by_other), Arc::new(AtomicBool::new(false)));
             let told = Arc::clone(&finished);
-            tasks.visit(true, || {
+            tasks.visit(0, || {
                 tasks.spawn(async move {
                     std::future::poll_fn(|cx| {
                         if is_visiting() {
@@ -343,7 +346,7 @@ mod tests {
                         }
                     });
                     for sent in 0..WAKES {
-                        tasks.visit(sent % 3 > 0, || nudge.notify_one());
+                        tasks.visit(if sent % 3 > 0 { 0 } else { SMALL + 1 }, || nudge.notify_one());
                         until(|| count.load(Ordering::Acquire) > sent);
                     }
                 })
@@ -360,12 +363,12 @@ mod tests {
     fn a_task_that_panics_ends_alone_and_a_late_one_runs_all_the_same() {
         let (tasks, end) = open_ended(true);
         tasks.spawn(async { panic!("on purpose") });
-        assert!(visited(&tasks, true));
+        assert!(visited(&tasks, 0));
         end.notify_one();
         until(|| tasks.ready().ended);
         let ran = Arc::new(AtomicBool::new(false));
         let late = Arc::clone(&ran);
-        tasks.visit(true, || tasks.spawn(async move { late.store(true, Ordering::Release) }));
+        tasks.visit(0, || tasks.spawn(async move { late.store(true, Ordering::Release) }));
         until(|| ran.load(Ordering::Acquire));
     }
 }

@@ -53,6 +53,11 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 impl Link {
+    /// The connection that takes calls.
+    fn open_connection(&self) -> Option<&Connection> {
+        self.connection.as_ref().filter(|connection| connection.is_open())
+    }
+
     /// What is left of the pause before the next attempt.
     fn backoff(&self) -> Duration {
         let Some(failed_at) = self.failed_at.filter(|_| self.failures > 0) else { return Duration::ZERO };
@@ -75,9 +80,6 @@ pub enum Message {
     /// A framed ASGIRequest.
     Stock(FrameBuf),
 }
-
-/// Calls of up to this many bytes may be sent by the thread that makes them.
-const SENT_BY_CALLER: usize = 256 << 10;
 
 impl Message {
     fn len(&self) -> usize {
@@ -117,7 +119,7 @@ impl Channel {
             return;
         }
         self.in_flight.fetch_add(queued.len(), Ordering::Relaxed);
-        let small = queued.iter().map(|(_, request)| request.message.len()).sum::<usize>() <= SENT_BY_CALLER;
+        let bytes = queued.iter().map(|(_, request)| request.message.len()).sum();
         let runs = queued.into_iter().map(|(call, request)| {
             let channel = Arc::clone(self);
             async move {
@@ -125,14 +127,11 @@ impl Channel {
                 channel.in_flight.fetch_sub(1, Ordering::Relaxed);
             }
         });
-        match self.open_connection() {
-            Some(Connection { tasks, .. }) => tasks.visit(small, || runs.for_each(|run| tasks.spawn(run))),
+        let tasks = self.link().open_connection().map(|connection| Arc::clone(&connection.tasks));
+        match tasks {
+            Some(tasks) => tasks.visit(bytes, || runs.for_each(|run| tasks.spawn(run))),
             None => runs.for_each(|run| drop(runtime::handle().spawn(run))),
         }
-    }
-
-    fn open_connection(&self) -> Option<Connection> {
-        self.link().connection.as_ref().filter(|connection| connection.is_open()).cloned()
     }
 
     fn queued(&self) -> MutexGuard<'_, Vec<(Arc<CallState>, Request)>> {
@@ -155,10 +154,7 @@ impl Channel {
     }
 
     pub fn lane(&self) -> &'static str {
-        match &self.link().connection {
-            Some(connection) if connection.is_open() => connection.lane.name(),
-            _ => "",
-        }
+        self.link().open_connection().map_or("", |connection| connection.lane.name())
     }
 
     pub fn in_flight(&self) -> usize {
@@ -168,8 +164,7 @@ impl Channel {
     /// Fires once the connection is settled or has failed; connects if need be.
     pub fn watch_ready(self: &Arc<Self>, waiter: Waiter) {
         let mut link = self.link();
-        let is_open = link.connection.as_ref().is_some_and(Connection::is_open);
-        if is_open || link.closed {
+        if link.open_connection().is_some() || link.closed {
             drop(link);
             waiter.fire();
             return;
@@ -180,7 +175,7 @@ impl Channel {
 
     pub fn connect(self: &Arc<Self>) {
         let mut link = self.link();
-        if !link.closed && !link.connection.as_ref().is_some_and(Connection::is_open) {
+        if !link.closed && link.open_connection().is_none() {
             self.ensure_connecting(&mut link);
         }
     }
@@ -218,9 +213,7 @@ impl Channel {
             if link.closed {
                 return Err(Status::unavailable("the channel is closed: its replica was removed"));
             }
-            if let Some(connection) = &link.connection
-                && connection.is_open()
-            {
+            if let Some(connection) = link.open_connection() {
                 return Ok(connection.clone());
             }
             let (sender, settled) = oneshot::channel();

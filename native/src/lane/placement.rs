@@ -34,7 +34,7 @@ pub async fn place(exchange: &Arc<Exchange>, content: Content) -> (Content, Gran
         let placed = lender.place(with_body.then_some(&content.body[..]), buffers, may_wait);
         (content, placed)
     };
-    // Copies up to that size are made on the I/O thread: handing them to another costs as much.
+    // Copies up to that size are made where they are: handing them to another thread costs as much.
     let (content, placed) = if may_wait { spawn_blocking(run).await.expect("placing does not panic") } else { run() };
     match placed {
         Some(placed) if exchange.has_confirmed(&placed.unconfirmed).await => {

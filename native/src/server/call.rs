@@ -20,9 +20,6 @@ use tokio::sync::Notify;
 const HIGH_WATER_BYTES: usize = 1 << 20;
 const HIGH_WATER_MESSAGES: usize = 1024;
 
-/// Up to this many bytes may be written by the thread that answers.
-const SENT_BY_HANDLER: usize = 256 << 10;
-
 pub struct ServerCall {
     pub method: Method,
     pub dialect: Dialect,
@@ -259,8 +256,8 @@ impl ServerCall {
 
     /// There is something to write.
     fn has_news(&self) {
-        let small = self.outbound().queued <= SENT_BY_HANDLER;
-        self.tasks.visit(small, || self.nudge.notify_one());
+        let bytes = self.outbound().queued;
+        self.tasks.visit(bytes, || self.nudge.notify_one());
     }
 
     pub fn is_cancelled(&self) -> bool {
