@@ -181,6 +181,9 @@ class Channel:
             ConnectionError: there is no connection, or no answer in time.
         """
     @property
+    def quiet(self) -> bool:
+        """Whether no call is under way, and the last one was so alone."""
+    @property
     def lane(self) -> str:
         """Lane of the present connection: "unix", "tcp" or "" when there is none."""
     def close(self) -> None:

@@ -34,6 +34,9 @@ class Flushable(Protocol):
     def flush(self) -> None: ...
 
 
+#: Items of a stream after which the loop gets a turn, even if nothing has to be waited for.
+BURST = 64
+
 #: Things of one turn that go out together at most: more at once, and whoever waits for them comes in a convoy.
 TOGETHER = 4
 
@@ -95,23 +98,31 @@ def _drain(bridge: Bridge) -> None:
 
 
 def _tell(batch: Iterator[tuple[Any, tuple[Any, ...] | None]]) -> None:
+    loop = asyncio.get_running_loop()
+    later = []
     try:
         for told, arguments in batch:
             try:
-                if arguments is not None:
+                if arguments:
                     told(*arguments)
+                elif arguments is not None:
+                    later.append(told)
                 elif not told.done():
                     told.set_result(None)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:
                 context = {"message": f"Exception in callback {told!r}", "exception": error}
-                asyncio.get_running_loop().call_exception_handler(context)
+                loop.call_exception_handler(context)
     finally:
+        # Ends of calls, and cancels. Whoever awaits an answer of the same batch goes first, and passes it on to another
+        # loop, for which it needs a turn more.
+        for told in later:
+            loop.call_soon(loop.call_soon, told)
         # An interrupt may have struck anywhere above.
         rest = list(batch)
         if rest:
-            asyncio.get_running_loop().call_soon(_tell, iter(rest))
+            loop.call_soon(_tell, iter(rest))
 
 
 def _forget() -> None:

@@ -54,14 +54,17 @@ class gRPCReplicaWrapper(ReplicaWrapper):
         bridge = bridge_for(loop)
         dialect = peer.channel.dialect()
         once = broadcast.current()
+        # Where calls come in numbers, those of this turn of the loop leave together.
+        alone = peer.channel.quiet
         if dialect is not None:
             try:
-                call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, span, dialect, False)
+                call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, span, dialect, alone)
             except Exception as error:
                 if span is not None:
                     span.fail(error)
                 raise
-            turn_of(loop).add(peer.channel)
+            if not alone:
+                turn_of(loop).add(peer.channel)
             result = gRPCReplicaResult(peer, serializer, metadata, with_rejection)
             result.begin(call, dialect, bridge)
         else:

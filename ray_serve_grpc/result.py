@@ -15,7 +15,7 @@ import ray
 from ray.exceptions import RayTaskError
 
 from ray_serve_grpc import _native, channels, config, errors
-from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc.bridge import BURST, bridge_for
 from ray_serve_grpc.completion import Child, Completion, FailedCall, Start
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.seam.adapter import ReplicaQueueLengthInfo, ReplicaResult, RequestCancelledError
@@ -48,6 +48,8 @@ class gRPCReplicaResult(ReplicaResult):
     _large = False
     _ref: ray.ObjectRef[Any] | None = None
     _iterated = False
+    # Items that were there when they were asked for, since the loop had its last turn.
+    _in_a_row = 0
 
     def __init__(self, peer: channels.Peer, serializer: RPCSerializer, metadata: Any, with_rejection: bool) -> None:
         self._peer = peer
@@ -147,12 +149,18 @@ class gRPCReplicaResult(ReplicaResult):
     async def __anext__(self) -> Any:
         if not self._streaming:
             return self._next_of_unary(await self.get_async(), StopAsyncIteration)
+        if self._in_a_row == BURST:
+            # A writer that is faster than this reader would keep the loop from everybody else.
+            self._in_a_row = 0
+            await asyncio.sleep(0)
         while True:
             message = self._take()
             if message is not None:
+                self._in_a_row += 1
                 return self._item(message, False)
             if self._ended():
                 self._raise_end(False)
+            self._in_a_row = 0
             await self._wait()
 
     def add_done_callback(self, callback: Callable[[Any], object]) -> None:

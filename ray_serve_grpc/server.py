@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ray_serve_grpc import _native, background, config, errors, lanes, logs
 from ray_serve_grpc._native import ServerCall
-from ray_serve_grpc.bridge import TurnFlush, bridge_for
+from ray_serve_grpc.bridge import BURST, TurnFlush, bridge_for
 from ray_serve_grpc.ownership import secured, secured_soon
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer, encoded_size
@@ -25,9 +25,6 @@ logger = logging.getLogger(config.LOGGER_NAME)
 
 #: How long what user code has ended may take to answer the calls that are under way.
 LAST_WORDS_S = 0.2
-
-#: Items of a stream after which the loop gets a turn, even if user code never awaits anything.
-BURST = 64
 
 #: How long a refused stream of a stock caller stays open. grpc.aio shows no headers, and so no refusal, where the
 #: end of a stream comes before it has asked for them, which it does only after its request is sent.
@@ -136,6 +133,8 @@ class ReplicaServer:
         self._limit = adapter.max_message_size()
         self._threads = adapter.user_code_has_its_own_thread(replica)
         self._server: _native.Server | None = None
+        # Calls, and the most of them at a time since there was none.
+        self._under_way = self._peak = 0
         self._tracing: Any = None
 
     async def start(self) -> int:
@@ -214,6 +213,8 @@ class ReplicaServer:
         serving = self._serve(call)
         if self._tracing is not None:
             serving = self._tracing.serving(call, serving)
+        self._peak = max(self._peak, self._under_way + 1) if self._under_way else 1
+        self._under_way += 1
         task = self._context.copy().run(self._loop.create_task, serving)
         call.watch_cancel(self._bridge, task.cancel)
 
@@ -250,8 +251,10 @@ class ReplicaServer:
                         if streaming:
                             call.flush()
                             await asyncio.sleep(REFUSAL_LINGERS_S)
+                    self._finish(call)
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
+                    self._finish(call)
                 else:
                     await self._unary(call, results, metadata, serializer)
             elif not call.claim():
@@ -261,14 +264,14 @@ class ReplicaServer:
                 results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
                 del args, kwargs
                 await self._stream(call, results, metadata, serializer)
+                self._finish(call)
             else:
                 running = self._replica.handle_request(metadata, *args, **kwargs)
                 del args, kwargs
                 box = [await running]
                 kind, body, buffers = self._encoded(call, box, metadata, serializer)
                 call.send(kind, body, secured(box, buffers))
-            call.finish(0, "", False)
-            self._turn.add(call)
+                self._finish(call)
         except (SystemExit, KeyboardInterrupt) as error:
             self._exit(call, error)
         except BaseException as error:
@@ -279,6 +282,7 @@ class ReplicaServer:
                     call.admit(True, self._replica.get_num_ongoing_requests())
                 self._fail(call, error, metadata, serializer)
         finally:
+            self._under_way -= 1
             self._admissions.answered(call)
 
     async def _unary(
@@ -289,14 +293,27 @@ class ReplicaServer:
             kind, body, buffers = self._encoded(call, box, metadata, serializer)
             if buffers and self._threads:
                 buffers = await secured_soon(box, buffers)
+            # Nothing else has run since the result came.
+            call.send(kind, body, secured(box, buffers) if buffers else ())
         except (Exception, asyncio.CancelledError) as error:
             await _throw(results, error)
             raise
-        # The request has ended in the replica's books when its generator has. Until then it holds its
-        # slot, and from here on nothing else runs before its result is secured.
-        async for _ in results:
-            pass
-        call.send(kind, body, secured(box, buffers) if buffers else ())
+        self._finish(call)
+        # The request has ended in the replica's books when its generator has, which never suspends here: no other
+        # request finds its slot still taken, and the caller need not wait for the access log and the metrics.
+        try:
+            async for _ in results:
+                pass
+        except Exception:
+            logger.exception("Request %s was answered, but Serve could not close its books of it.", metadata.request_id)
+
+    def _finish(self, call: ServerCall) -> None:
+        """Where calls come in numbers, the answers of this turn of the loop leave together."""
+        if self._peak == 1:
+            call.finish()
+        else:
+            call.finish(0, "", False)
+            self._turn.add(call)
 
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer

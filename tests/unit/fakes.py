@@ -111,6 +111,7 @@ class FakeChannel:
         self.closed = 0
         self.flushes = 0
         self.calls: list[FakeCall] = []
+        self.flushed: list[bool] = []
 
     def settle(self, dialect: int | None) -> None:
         self.settled = dialect
@@ -130,7 +131,12 @@ class FakeChannel:
     def call(
         self, method: int, metadata: Any, extra: bytes, body: Any, buffers: Any, flush: bool = True, trace: Any = None
     ) -> FakeCall:
+        self.flushed.append(flush)
         return self._started("native", method, metadata, extra, body, buffers)
+
+    @property
+    def quiet(self) -> bool:
+        return not self.calls
 
     def flush(self) -> None:
         self.flushes += 1
@@ -169,6 +175,7 @@ class FakeServerCall:
         self.sent: list[tuple[int, Any, Any]] = []
         self.flushes = 0
         self.finished: tuple[int, str] | None = None
+        self.finished_at_once = False
         self.full = False
         self.writers: list[Any] = []
         self.waited = asyncio.Event()
@@ -206,6 +213,7 @@ class FakeServerCall:
     def finish(self, status: int = 0, detail: str = "", flush: bool = True) -> None:
         if self.finished is None:
             self.finished = (status, detail)
+            self.finished_at_once = flush
 
     def watch_cancel(self, bridge: Any, callback: Any) -> None:
         self.on_cancel = callback

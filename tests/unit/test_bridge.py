@@ -47,6 +47,23 @@ def test_a_bridge_goes_with_its_loop():
     assert len(bridge._bridges) == before
 
 
+async def test_awaited_futures_go_before_callbacks_even_by_way_of_another_task():
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+    future: asyncio.Future[None] = loop.create_future()
+
+    async def wait() -> None:
+        await future
+
+    waiting = asyncio.ensure_future(wait())
+    waiting.add_done_callback(lambda _: order.append("passed on"))
+    await asyncio.sleep(0)
+    bridge._tell(iter([(lambda: order.append("ended"), ()), (order.append, ("called",)), (future, None)]))
+    await waiting
+    await asyncio.sleep(0)
+    assert order == ["called", "passed on", "ended"]
+
+
 async def test_callbacks_do_not_see_the_context_of_whoever_asked_first():
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable")
     variable.set("of a request")

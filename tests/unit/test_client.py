@@ -59,6 +59,15 @@ async def test_a_native_request(wrapper, stream, rejection, method):
     assert (list(args), kwargs) == ([1], {"k": "v"})
 
 
+async def test_requests_of_one_turn_leave_together_and_a_lone_one_at_once(wrapper):
+    sender, channel = wrapper
+    for number in range(3):
+        sender.send_request_python(pending(number), with_rejection=True)
+    assert (channel.flushed, channel.flushes) == ([True, False, False], 0)
+    await asyncio.sleep(0)
+    assert channel.flushes == 2
+
+
 async def test_a_stock_request(wrapper):
     sender, channel = wrapper
     channel.settled = _native.DIALECT_STOCK

@@ -18,6 +18,7 @@ from ray.exceptions import ActorUnavailableError, RaySystemError, RayTaskError
 from ray.serve.exceptions import RequestCancelledError
 
 from ray_serve_grpc import _native, config, errors
+from ray_serve_grpc.bridge import BURST
 from ray_serve_grpc.seam import adapter
 
 LOST = (_native.STATUS_UNAVAILABLE, "connection reset")
@@ -337,6 +338,24 @@ async def test_small_items_are_taken_in_batches():
     call = FakeCall().arrives(*[value(1)] * 4)
     await stream_of(call).__anext__()
     assert not call.messages
+
+
+async def test_a_reader_that_never_waits_leaves_the_loop_its_turns():
+    result = stream_of(FakeCall().arrives(*[value(number) for number in range(5 * BURST)]).end())
+    read: list[int] = []
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(len(read))
+            await asyncio.sleep(0)
+
+    running = asyncio.ensure_future(other())
+    async for item in result:
+        read.append(item)  # noqa: PERF401 - it is looked at meanwhile
+    running.cancel()
+    assert read == list(range(5 * BURST))
+    assert turns == [BURST, 2 * BURST, 3 * BURST, 4 * BURST, 5 * BURST]
 
 
 async def test_an_awaiter_that_is_cancelled_loses_no_item():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
+import logging
 import pickle
 import threading
 from typing import Any
@@ -159,13 +160,65 @@ async def test_a_request_that_its_caller_has_given_up_does_not_run(method):
     assert replica.ongoing == 0
 
 
-async def test_the_request_leaves_the_replicas_books_before_its_answer_leaves():
+async def test_a_request_leaves_the_replicas_books_after_its_answer_and_before_the_loops_next_turn():
     replica = FakeReplica(echo)
     call = called(_native.METHOD_UNARY_REJECTION, 1)
-    send = call.send
-    call.send = lambda *message: replica.events.append("sent") or send(*message)  # type: ignore[method-assign]
+    send, next_turn = call.send, []
+
+    def sending(*message: Any) -> bool:
+        replica.events.append("sent")
+        asyncio.get_running_loop().call_soon(lambda: next_turn.append((replica.ongoing, call.finished)))
+        return send(*message)
+
+    call.send = sending  # type: ignore[method-assign]
     await answered(call, replica)
-    assert replica.events == ["ok", "sent"]
+    assert replica.events == ["sent", "ok"]
+    assert next_turn == [(0, (_native.STATUS_OK, ""))]
+
+
+async def test_an_answer_counts_also_when_the_books_cannot_be_closed(caplog, monkeypatch):
+    monkeypatch.setattr(server, "logger", logging.getLogger("books"))
+    replica = FakeReplica(echo)
+    replica.events = None  # type: ignore[assignment]
+    call = await answered(called(_native.METHOD_UNARY_REJECTION, 1), replica)
+    assert values(call) == [((1,), {})]
+    assert call.finished == (_native.STATUS_OK, "")
+    assert "request-1 was answered" in caplog.text
+
+
+async def test_an_answer_that_cannot_be_sent_frees_its_slot():
+    replica = FakeReplica(echo)
+    call = called(_native.METHOD_UNARY_REJECTION, 1)
+    send, refusals = call.send, [MemoryError("no room")]
+
+    def sending(*message: Any) -> bool:
+        if refusals:
+            raise refusals.pop()
+        return send(*message)
+
+    call.send = sending  # type: ignore[method-assign]
+    await answered(call, replica)
+    assert (replica.events, replica.ongoing) == (["MemoryError"], 0)
+    assert isinstance(error(call), MemoryError)
+
+
+@pytest.mark.parametrize("calls", [1, 3])
+async def test_answers_of_one_turn_leave_together_and_a_lone_one_at_once(calls):
+    ready = asyncio.Event()
+
+    async def user_code() -> Any:
+        await ready.wait()
+
+    under_way = [called(_native.METHOD_UNARY_REJECTION) for _ in range(calls)]
+    replica_server = serving(FakeReplica(user_code))
+    for call in under_way:
+        replica_server._on_call(call)
+    await asyncio.sleep(0)
+    ready.set()
+    await asyncio.gather(*_tasks())
+    assert [call.finished_at_once for call in under_way] == [calls == 1] * calls
+    await asyncio.sleep(0)
+    assert [call.flushes for call in under_way] == [int(calls > 1)] * calls
 
 
 async def test_the_requests_memory_is_released_before_user_code_runs():

@@ -27,6 +27,8 @@ pub struct Channel {
     /// Calls that wait for a flush: as many as one turn of a loop made.
     queued: Mutex<Vec<(Arc<CallState>, Request)>>,
     in_flight: AtomicUsize,
+    /// Most of them at a time since there was none.
+    peak: AtomicUsize,
 }
 
 /// What there is of a connection.
@@ -99,7 +101,13 @@ impl Message {
 
 impl Channel {
     pub fn new(config: ChannelConfig) -> Self {
-        Channel { config, link: Mutex::default(), queued: Mutex::default(), in_flight: AtomicUsize::new(0) }
+        Channel {
+            config,
+            link: Mutex::default(),
+            queued: Mutex::default(),
+            in_flight: AtomicUsize::new(0),
+            peak: AtomicUsize::new(0),
+        }
     }
 
     /// Starts a call; its state tells the rest. Without `flush` it may stay queued until the next one.
@@ -118,7 +126,12 @@ impl Channel {
         if queued.is_empty() {
             return;
         }
-        self.in_flight.fetch_add(queued.len(), Ordering::Relaxed);
+        let before = self.in_flight.fetch_add(queued.len(), Ordering::Relaxed);
+        if before == 0 {
+            self.peak.store(queued.len(), Ordering::Relaxed);
+        } else {
+            self.peak.fetch_max(before + queued.len(), Ordering::Relaxed);
+        }
         let bytes = queued.iter().map(|(_, request)| request.message.len()).sum();
         let runs = queued.into_iter().map(|(call, request)| {
             let channel = Arc::clone(self);
@@ -159,6 +172,11 @@ impl Channel {
 
     pub fn in_flight(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Whether no call is under way, and the last one was so alone.
+    pub fn is_quiet(&self) -> bool {
+        self.in_flight() == 0 && self.peak.load(Ordering::Relaxed) <= 1
     }
 
     /// Fires once the connection is settled or has failed; connects if need be.

@@ -136,6 +136,11 @@ impl Channel {
     }
 
     #[getter]
+    fn quiet(&self) -> bool {
+        self.channel.current().is_quiet()
+    }
+
+    #[getter]
     fn lane(&self) -> &'static str {
         self.channel.current().lane()
     }
