@@ -1,4 +1,4 @@
-"""The Rust core, with the serializer that Serve's calls use."""
+"""The Rust core, used the way that Serve's calls use it."""
 
 from __future__ import annotations
 
@@ -8,41 +8,60 @@ from pathlib import Path
 from typing import Any
 
 from bench.transport.peers.peer import ITEM, Client, Peer
-from ray_serve_grpc import _native
-from ray_serve_grpc.bridge import bridge_for
+from ray_serve_grpc import _native, lanes
+from ray_serve_grpc.bridge import BURST, TurnFlush, bridge_for
 from ray_serve_grpc.serializers import decode, encode
+from ray_serve_grpc.server import ItemFlush
 
 
 class _Server:
     def __init__(self, folder: Path, tls: _native.TLSCredentials | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
+        self._turn = TurnFlush(self._loop)
+        self._under_way = self._peak = 0
         path = str(folder / "socket")
         self._server = _native.Server(self._bridge, self._on_call, host="127.0.0.1", unix_path=path, tls=tls)
         (folder / "port").write_text(str(self._server.port))
 
     def _on_call(self, call: _native.ServerCall) -> None:
+        self._peak = max(self._peak, self._under_way + 1) if self._under_way else 1
+        self._under_way += 1
         self._loop.create_task(self._serve(call))
 
     async def _serve(self, call: _native.ServerCall) -> None:
         value = decode(call.body, call.buffers)
         call.release()
-        call.admit(True, 1)
+        call.admit(True, 1, False)
         if call.method == _native.METHOD_STREAMING_REJECTION:
-            for _ in range(value):
-                if not call.send(_native.KIND_VALUE, *encode(ITEM)):
-                    room = self._loop.create_future()
-                    call.watch_writable(self._bridge, room)
-                    await room
+            await self._items(call, value)
         else:
             call.send(_native.KIND_VALUE, *encode(value))
-        call.finish()
+        call.finish(0, "", self._peak == 1)
+        if self._peak > 1:
+            self._turn.add(call)
+        self._under_way -= 1
+
+    async def _items(self, call: _native.ServerCall, count: int) -> None:
+        flush = ItemFlush(call, self._loop)
+        for number in range(1, count + 1):
+            if not call.send(_native.KIND_VALUE, *encode(ITEM), number == 1):
+                call.flush()
+                room = self._loop.create_future()
+                call.watch_writable(self._bridge, room)
+                await room
+            elif number % BURST == 0:
+                call.flush()
+                await asyncio.sleep(0)
+            else:
+                flush.due()
 
 
 class _Client(Client):
     def __init__(self, endpoint: str, tls: _native.TLSCredentials | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
+        self._turn = TurnFlush(self._loop)
         self._channel = _native.Channel([endpoint], tls=tls)
 
     async def connected(self) -> Client:
@@ -54,7 +73,10 @@ class _Client(Client):
         return self
 
     async def echo(self, value: Any) -> Any:
-        call = self._channel.call(_native.METHOD_UNARY_REJECTION, (), b"", *encode(value))
+        alone = self._channel.quiet
+        call = self._channel.call(_native.METHOD_UNARY_REJECTION, (), b"", *encode(value), alone)
+        if not alone:
+            self._turn.add(self._channel)
         message = call.take()
         while message is None:
             await self._message(call)
@@ -66,8 +88,10 @@ class _Client(Client):
         while True:
             ended = call.status() is not None
             messages = call.take_all()
-            for _, body, buffers in messages:
+            for number, (_, body, buffers) in enumerate(messages, 1):
                 yield decode(body, buffers)
+                if number % BURST == 0:
+                    await asyncio.sleep(0)
             if not messages:
                 if ended:
                     return
@@ -81,12 +105,14 @@ class _Client(Client):
 
 
 class OverUnix(Peer):
-    """As between replicas on one node."""
+    """As between replicas on one node, with shared memory for what is large."""
 
     async def serve(self, folder: Path) -> object:
+        lanes.prepare()
         return _Server(folder)
 
     async def connect(self, folder: Path) -> Client:
+        lanes.prepare()
         return await _Client(f"unix:{folder / 'socket'}").connected()
 
 
