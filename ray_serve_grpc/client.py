@@ -54,9 +54,9 @@ class gRPCReplicaWrapper(ReplicaWrapper):
         bridge = bridge_for(loop)
         dialect = peer.channel.dialect()
         once = broadcast.current()
-        # Where calls come in numbers, those of this turn of the loop leave together.
-        alone = peer.channel.quiet
         if dialect is not None:
+            # Where calls come in numbers, those of this turn of the loop leave together.
+            alone = peer.channel.quiet
             try:
                 call = _send(peer, serializer, metadata, pr.args, pr.kwargs, with_rejection, once, span, dialect, alone)
             except Exception as error:

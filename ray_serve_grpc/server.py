@@ -84,6 +84,33 @@ class AdmissionFlush:
             call.flush()
 
 
+class AnswerFlush:
+    """Ends calls: each at once while they come one at a time, those of one turn of the loop together when more come."""
+
+    __slots__ = ("_peak", "_turn", "_under_way")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._turn = TurnFlush(loop)
+        self._under_way = 0
+        # The most of them at a time since there was none.
+        self._peak = 0
+
+    def began(self) -> None:
+        self._under_way += 1
+        self._peak = 1 if self._under_way == 1 else max(self._peak, self._under_way)
+
+    def ended(self) -> None:
+        self._under_way -= 1
+
+    def finish(self, call: ServerCall) -> None:
+        """Sends what is queued in it, too."""
+        if self._peak == 1:
+            call.finish()
+        else:
+            call.finish(0, "", False)
+            self._turn.add(call)
+
+
 class ItemFlush:
     """Has the items of a stream that came within one turn of the loop written together, at its end."""
 
@@ -133,8 +160,6 @@ class ReplicaServer:
         self._limit = adapter.max_message_size()
         self._threads = adapter.user_code_has_its_own_thread(replica)
         self._server: _native.Server | None = None
-        # Calls, and the most of them at a time since there was none.
-        self._under_way = self._peak = 0
         self._tracing: Any = None
 
     async def start(self) -> int:
@@ -145,7 +170,7 @@ class ReplicaServer:
         """
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
-        self._turn = TurnFlush(self._loop)
+        self._answers = AnswerFlush(self._loop)
         self._admissions = AdmissionFlush(self._loop)
         # User code finds in its context what Ray has put there for the task that started the
         # replica, as it does under Ray's own server.
@@ -213,8 +238,7 @@ class ReplicaServer:
         serving = self._serve(call)
         if self._tracing is not None:
             serving = self._tracing.serving(call, serving)
-        self._peak = max(self._peak, self._under_way + 1) if self._under_way else 1
-        self._under_way += 1
+        self._answers.began()
         task = self._context.copy().run(self._loop.create_task, serving)
         call.watch_cancel(self._bridge, task.cancel)
 
@@ -223,7 +247,7 @@ class ReplicaServer:
         method = call.method
         streaming = method in (_native.METHOD_STREAMING, _native.METHOD_STREAMING_REJECTION)
         rejection = method in (_native.METHOD_UNARY_REJECTION, _native.METHOD_STREAMING_REJECTION)
-        metadata = serializer = None
+        metadata = serializer = answered = None
         try:
             metadata, serializer, args, kwargs = _request(call, streaming)
             call.release()
@@ -251,12 +275,11 @@ class ReplicaServer:
                         if streaming:
                             call.flush()
                             await asyncio.sleep(REFUSAL_LINGERS_S)
-                    self._finish(call)
                 elif streaming:
                     await self._stream(call, results, metadata, serializer)
-                    self._finish(call)
                 else:
                     await self._unary(call, results, metadata, serializer)
+                    answered = results
             elif not call.claim():
                 call.finish(_native.STATUS_CANCELLED, GIVEN_UP)
                 return
@@ -264,14 +287,15 @@ class ReplicaServer:
                 results = self._replica.handle_request_streaming(metadata, *args, **kwargs)
                 del args, kwargs
                 await self._stream(call, results, metadata, serializer)
-                self._finish(call)
             else:
                 running = self._replica.handle_request(metadata, *args, **kwargs)
                 del args, kwargs
                 box = [await running]
                 kind, body, buffers = self._encoded(call, box, metadata, serializer)
                 call.send(kind, body, secured(box, buffers))
-                self._finish(call)
+            self._answers.finish(call)
+            if answered is not None:
+                await _close_books(answered, metadata)
         except (SystemExit, KeyboardInterrupt) as error:
             self._exit(call, error)
         except BaseException as error:
@@ -282,7 +306,7 @@ class ReplicaServer:
                     call.admit(True, self._replica.get_num_ongoing_requests())
                 self._fail(call, error, metadata, serializer)
         finally:
-            self._under_way -= 1
+            self._answers.ended()
             self._admissions.answered(call)
 
     async def _unary(
@@ -293,27 +317,10 @@ class ReplicaServer:
             kind, body, buffers = self._encoded(call, box, metadata, serializer)
             if buffers and self._threads:
                 buffers = await secured_soon(box, buffers)
-            # Nothing else has run since the result came.
             call.send(kind, body, secured(box, buffers) if buffers else ())
         except (Exception, asyncio.CancelledError) as error:
             await _throw(results, error)
             raise
-        self._finish(call)
-        # The request has ended in the replica's books when its generator has, which never suspends here: no other
-        # request finds its slot still taken, and the caller need not wait for the access log and the metrics.
-        try:
-            async for _ in results:
-                pass
-        except Exception:
-            logger.exception("Request %s was answered, but Serve could not close its books of it.", metadata.request_id)
-
-    def _finish(self, call: ServerCall) -> None:
-        """Where calls come in numbers, the answers of this turn of the loop leave together."""
-        if self._peak == 1:
-            call.finish()
-        else:
-            call.finish(0, "", False)
-            self._turn.add(call)
 
     async def _stream(
         self, call: ServerCall, results: AsyncGenerator[Any, None], metadata: Any, serializer: RPCSerializer
@@ -432,6 +439,17 @@ def _serializer(metadata: Any) -> RPCSerializer:
         getattr(metadata, "request_serialization", "cloudpickle"),
         getattr(metadata, "response_serialization", "cloudpickle"),
     )
+
+
+async def _close_books(results: AsyncGenerator[Any, None], metadata: Any) -> None:
+    """A unary request has ended in the replica's books when its generator has, which never suspends here: no other
+    request finds its slot still taken, and the caller need not wait for the access log and the metrics.
+    """
+    try:
+        async for _ in results:
+            pass
+    except Exception:
+        logger.exception("Request %s was answered, but Serve could not close its books of it.", metadata.request_id)
 
 
 async def _throw(results: AsyncGenerator[Any, None], error: BaseException) -> None:

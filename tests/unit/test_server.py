@@ -19,7 +19,7 @@ from ray.exceptions import RayTaskError
 from ray.serve._private.common import RequestProtocol
 
 from ray_serve_grpc import _native, errors, server
-from ray_serve_grpc.bridge import TurnFlush, bridge_for
+from ray_serve_grpc.bridge import bridge_for
 from ray_serve_grpc.seam import adapter
 from ray_serve_grpc.serializers import RPCSerializer
 
@@ -49,7 +49,7 @@ def serving(replica: Any) -> server.ReplicaServer:
     found = server.ReplicaServer(replica, host="", unix_path=None, identity="ab" * 16, authorization=None)
     found._loop = asyncio.get_running_loop()
     found._bridge = bridge_for(found._loop)
-    found._turn = TurnFlush(found._loop)
+    found._answers = server.AnswerFlush(found._loop)
     found._admissions = server.AdmissionFlush(found._loop)
     found._context = contextvars.copy_context()
     return found

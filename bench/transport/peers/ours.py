@@ -11,22 +11,20 @@ from bench.transport.peers.peer import ITEM, Client, Peer
 from ray_serve_grpc import _native, lanes
 from ray_serve_grpc.bridge import BURST, TurnFlush, bridge_for
 from ray_serve_grpc.serializers import decode, encode
-from ray_serve_grpc.server import ItemFlush
+from ray_serve_grpc.server import AnswerFlush, ItemFlush
 
 
 class _Server:
     def __init__(self, folder: Path, tls: _native.TLSCredentials | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._bridge = bridge_for(self._loop)
-        self._turn = TurnFlush(self._loop)
-        self._under_way = self._peak = 0
+        self._answers = AnswerFlush(self._loop)
         path = str(folder / "socket")
         self._server = _native.Server(self._bridge, self._on_call, host="127.0.0.1", unix_path=path, tls=tls)
         (folder / "port").write_text(str(self._server.port))
 
     def _on_call(self, call: _native.ServerCall) -> None:
-        self._peak = max(self._peak, self._under_way + 1) if self._under_way else 1
-        self._under_way += 1
+        self._answers.began()
         self._loop.create_task(self._serve(call))
 
     async def _serve(self, call: _native.ServerCall) -> None:
@@ -37,10 +35,8 @@ class _Server:
             await self._items(call, value)
         else:
             call.send(_native.KIND_VALUE, *encode(value))
-        call.finish(0, "", self._peak == 1)
-        if self._peak > 1:
-            self._turn.add(call)
-        self._under_way -= 1
+        self._answers.finish(call)
+        self._answers.ended()
 
     async def _items(self, call: _native.ServerCall, count: int) -> None:
         flush = ItemFlush(call, self._loop)
