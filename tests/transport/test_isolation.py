@@ -6,8 +6,9 @@ import numpy as np
 
 from .endpoints import echo, endpoints, message
 
-#: The small calls that find their way past one big one; each waits for a frame of the big one at most.
-MANY = 40
+#: The small calls that find their way past one big one of 200 frames each way; each waits for a frame of it at most.
+#: Behind the whole of it there would be one or two; how many more there are depends on the cores that are free.
+MANY = 10
 
 
 async def test_small_calls_pass_a_big_one(lane, tmp_path):
