@@ -310,10 +310,17 @@ def set_shm_limit(bytes: int) -> None:
     """
 
 def secure(buffer: BytesLike) -> Buffer:
-    """A copy of `buffer` that nobody changes, made without the GIL.
+    """A `snapshot` of `buffer`, or else a copy that nobody changes, made without the GIL.
 
     Where it is large and there is room, it lies in shared memory already: it is lent to each peer that it is sent
     to without another copy.
+    """
+
+def snapshot(buffer: BytesLike) -> Buffer | None:
+    """The bytes of a received `buffer` as they are now, whatever is written to it later, without a copy.
+
+    None when it does not lie in a peer's shared memory, is smaller than 1 MiB, or was written to. It looks at its
+    pages without the GIL, 6 to 10 microseconds per MB.
     """
 
 def statistics() -> dict[str, int]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
-from ray_serve_grpc._native import secure
+from ray_serve_grpc._native import secure, snapshot
 
 #: Buffers that Arrow hands out are immutable by its rules, whatever their flags say.
 _IMMUTABLE_MODULES = ("pyarrow",)
@@ -53,6 +53,11 @@ async def secured_soon(box: list[Any], buffers: Sequence[Any]) -> Sequence[Any]:
     shared = _shared(box, buffers)
     if not shared or _size(buffers, shared) < WORTH_A_TURN:
         return buffers
+    lent = {index: kept for index in shared if (kept := snapshot(buffers[index])) is not None}
+    if lent:
+        buffers = [lent.get(index, buffer) for index, buffer in enumerate(buffers)]
+        if len(lent) == len(shared):
+            return buffers
     await asyncio.sleep(0)
     shared = _shared(box, buffers)
     if _size(buffers, shared) < WORTH_A_THREAD:

@@ -9,12 +9,16 @@ from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any
 
+import numpy
 import pytest
 from fastapi import Request
 from harness import Cluster, deployment, outcome_async, same_as_actor
 from harness.board import board, note
 from harness.cluster import app_name, until
 
+import ray_serve_grpc
+
+ARRAY = numpy.arange(3_000_000, dtype=numpy.uint8)
 NOWHERE = "http://127.0.0.1:9"
 MODES: dict[str, dict[str, str]] = {
     "throughput optimized": {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "1"},
@@ -56,6 +60,15 @@ class Inner:
             await note(f"{key} cancelled")
             raise
 
+    async def same(self, value: Any) -> Any:
+        return value
+
+    def same_sync(self, value: Any) -> Any:
+        return value
+
+    async def lent(self) -> Any:
+        return shared_memory()
+
     def fail(self) -> None:
         raise ValueError("words of the inner one")
 
@@ -80,6 +93,13 @@ class Outer:
             async for item in getattr(self._inner.options(stream=True), method).remote(count):
                 yield item
 
+    async def pass_on(self, value: Any) -> Any:
+        return await self._inner.same_sync.remote(await self._inner.same.remote(value))
+
+    async def lent(self) -> Any:
+        """Here and there, what was copied into shared memory and what was passed on, in bytes."""
+        return shared_memory(), await self._inner.lent.remote()
+
     async def hold(self, key: str) -> None:
         await self._inner.hold.remote(key)
 
@@ -99,6 +119,11 @@ class Outer:
 
 async def _await(response: Any) -> Any:
     return await response
+
+
+def shared_memory() -> tuple[int, int]:
+    counted = ray_serve_grpc.status()["shared_memory"]
+    return counted["bytes_sent"], counted["bytes_forwarded"]
 
 
 def layers() -> Any:
@@ -163,6 +188,21 @@ def test_cancels_reach_the_inner_replica(cluster: Cluster, mode: str) -> Any:
         seen.append((await outcome_async(task))["type"])
         seen.append(len(await board().wait.remote(f"{keys[1]} cancelled", 1)))
         return seen
+
+    return driver(cluster, call)
+
+
+@in_every_mode
+@same_as_actor(native_only=True, extra=variables, expect=[True, [0, 3 * ARRAY.nbytes], [0, 2 * ARRAY.nbytes]])
+def test_what_was_received_is_sent_on_and_sent_back_without_a_copy(cluster: Cluster, mode: str) -> Any:
+    async def call(outer: Any) -> Any:
+        before = await outer.lent.remote()
+        came_back = await outer.pass_on.remote(ARRAY)
+        after = await outer.lent.remote()
+        return [
+            numpy.array_equal(came_back, ARRAY),
+            *([now - then for now, then in zip(*counts, strict=True)] for counts in zip(after, before, strict=True)),
+        ]
 
     return driver(cluster, call)
 

@@ -29,8 +29,7 @@ def lane():
 
 
 def counters():
-    names = ("shm_messages_sent", "shm_bytes_forwarded", "shm_fallbacks", "shm_pool_segments")
-    return {name: _native.statistics()[name] for name in names}
+    return {name: count for name, count in _native.statistics().items() if name.startswith("shm_")}
 
 
 async def warm_call(ends, *arguments, **options):
@@ -163,6 +162,79 @@ async def test_a_buffer_that_was_written_to_is_passed_on_as_it_is_now(lane, tmp_
             received = np.frombuffer(buffer, np.uint8)
             assert (int(received[12_345]), int(received.sum())) == (99, 99)
             del buffer, received
+
+
+async def received(ends, size=MIB):
+    """A lent buffer of zeros, and an array over it."""
+    _, _, (buffer,) = await warm_call(ends, b"", (np.zeros(size, np.uint8),))
+    return buffer, np.frombuffer(buffer, np.uint8)
+
+
+async def test_a_snapshot_of_what_was_received_is_passed_on_without_a_copy(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _, array = await received(ends, 2 * MIB)
+        snapshot = _native.snapshot(array[64:])
+        array[:] = 1
+        assert not np.frombuffer(snapshot, np.uint8).any()
+        before = counters()
+        _, _, (back,) = await message(ends.call(b"", (snapshot,)))
+        assert len(back) == 2 * MIB - 64
+        assert not np.frombuffer(back, np.uint8).any()
+        after = counters()
+        assert after["shm_bytes_sent"] == before["shm_bytes_sent"]
+        assert after["shm_bytes_forwarded"] == before["shm_bytes_forwarded"] + 2 * len(back)
+
+
+async def test_a_snapshot_outlives_what_it_was_made_of(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _, _, (buffer,) = await warm_call(ends, b"", (np.full(MIB, 7, np.uint8),))
+        snapshot = _native.snapshot(buffer)
+        del buffer
+        for n in range(20):
+            await message(ends.call(b"", (np.full(MIB, 100 + n, np.uint8),)))
+        assert set(bytes(snapshot)) == {7}
+
+
+async def test_two_snapshots_of_the_same_memory_arrive_as_two(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        buffer, _ = await received(ends)
+        _, _, (one, other) = await warm_call(ends, b"", (_native.snapshot(buffer), _native.snapshot(buffer)))
+        np.frombuffer(one, np.uint8)[:] = 1
+        assert not np.frombuffer(other, np.uint8).any()
+
+
+async def test_there_is_a_snapshot_only_of_large_lent_memory_that_nobody_wrote_to(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _, array = await received(ends, 2 * MIB)
+        assert _native.snapshot(np.zeros(2 * MIB, np.uint8)) is None
+        assert _native.snapshot(array[: MIB - 1]) is None
+        assert _native.snapshot(array[1:]) is None
+        array[5000] = 1
+        assert _native.snapshot(array) is None
+        assert _native.snapshot(array[MIB:]) is not None
+
+
+async def test_securing_what_was_received_copies_nothing_unless_it_was_written_to(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _, array = await received(ends, 2 * MIB)
+        before = counters()["shm_bytes_sent"]
+        _native.secure(array)
+        assert counters()["shm_bytes_sent"] == before
+        array[9] = 9
+        secured = _native.secure(array)
+        assert counters()["shm_bytes_sent"] == before + 2 * MIB
+        assert np.frombuffer(secured, np.uint8)[9] == 9
+
+
+async def test_large_memory_that_was_passed_on_comes_back_without_another_call(lane, tmp_path):
+    async with endpoints(echo, lane, tmp_path) as ends:
+        _, _, (buffer,) = await warm_call(ends, b"", (np.zeros(4 * MIB, np.uint8),))
+        assert counters()["shm_pool_leased"] > 0
+        del buffer
+        deadline = time.monotonic() + PATIENCE
+        while counters()["shm_pool_leased"] and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert counters()["shm_pool_leased"] == 0
 
 
 async def test_the_same_buffer_twice_becomes_two(lane, tmp_path):

@@ -124,6 +124,19 @@ async def test_what_takes_long_to_copy_is_copied_on_a_thread(monkeypatch):
     assert threading.get_ident() not in copied_on
 
 
+async def test_what_a_peer_lent_is_neither_copied_nor_waited_for(monkeypatch):
+    turns = []
+    asyncio.get_running_loop().call_soon(turns.append, 1)
+    monkeypatch.setattr(ownership, "snapshot", bytes)
+    monkeypatch.setattr(ownership, "secure", None)
+    lent = np.zeros(ownership.WORTH_A_TURN)
+    box = [lent]
+    _, buffers = RPCSerializer().encode_response(box[0])
+    (passed_on,) = await ownership.secured_soon(box, buffers)
+    assert ownership.secured(box, [passed_on]) == [passed_on]
+    assert (type(passed_on), turns) == (bytes, [])
+
+
 async def test_no_turn_is_taken_for_little():
     turns = []
     asyncio.get_running_loop().call_soon(turns.append, 1)

@@ -26,6 +26,7 @@ const FORGET: u32 = 3;
 const ABANDON: u32 = 4;
 const CONFIRM: u32 = 5;
 const REFUSE: u32 = 6;
+const RETURN: u32 = 7;
 
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -105,6 +106,10 @@ impl Sender {
 
     pub fn abandon(&self, stream: u32) -> io::Result<()> {
         send(&self.0, &Record { kind: ABANDON, id: stream, value: 0 }, None)
+    }
+
+    pub fn returned(&self, slot: u32) -> io::Result<()> {
+        send(&self.0, &Record { kind: RETURN, id: slot, value: 0 }, None)
     }
 
     pub fn close(&self) {
@@ -216,6 +221,7 @@ async fn read(socket: Arc<UnixStream>, exchange: Weak<Exchange>) {
             (REFUSE, _) => exchange.answered(record.id, false),
             (FORGET, _) => exchange.forget_borrowed(record.id),
             (ABANDON, _) => exchange.take_back(record.id),
+            (RETURN, _) => exchange.collect(),
             _ => {}
         }
     }

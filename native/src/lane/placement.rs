@@ -1,6 +1,6 @@
 //! Decides what of a message goes through shared memory, and puts it there.
 
-use super::exchange::{Exchange, Grants};
+use super::exchange::{Exchange, Grants, are_at_hand};
 use super::segment::MADE_AT_ONCE_FROM;
 use crate::metrics::COUNTERS;
 use crate::wire::Content;
@@ -28,14 +28,15 @@ pub async fn place(exchange: &Arc<Exchange>, content: Content) -> (Content, Gran
     }
     let bytes = content.len();
     let may_wait = bytes > MADE_AT_ONCE_FROM;
+    // Copies up to that size are made where they are: handing them to another thread costs as much.
+    let is_work = may_wait && (with_body || !are_at_hand(&content.buffers));
     let lender = Arc::clone(exchange);
     let run = move || {
         let buffers = if with_buffers { &content.buffers[..] } else { &[] };
         let placed = lender.place(with_body.then_some(&content.body[..]), buffers, may_wait);
         (content, placed)
     };
-    // Copies up to that size are made where they are: handing them to another thread costs as much.
-    let (content, placed) = if may_wait { spawn_blocking(run).await.expect("placing does not panic") } else { run() };
+    let (content, placed) = if is_work { spawn_blocking(run).await.expect("placing does not panic") } else { run() };
     match placed {
         Some(placed) if exchange.has_confirmed(&placed.unconfirmed).await => {
             COUNTERS.shm_messages_sent.increment();

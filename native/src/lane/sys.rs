@@ -205,6 +205,11 @@ impl Mapping {
         self.start.as_ptr() as usize
     }
 
+    /// Of bytes that lie in it.
+    pub fn offset_of(&self, bytes: &[u8]) -> usize {
+        bytes.as_ptr().addr() - self.address()
+    }
+
     pub fn len(&self) -> usize {
         self.length
     }

@@ -12,7 +12,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsRawFd, OwnedFd};
 use slab::Slab;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// See `_native.pyi`.
 #[pyclass(frozen, module = "ray_serve_grpc._native")]
@@ -55,6 +55,14 @@ pub struct Inner {
     completions: AtomicU64,
 }
 
+/// The bridges of this process.
+static BRIDGES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Has each event loop look at its bridge.
+pub fn wake_all() {
+    lock(&BRIDGES).iter().filter_map(Weak::upgrade).for_each(|inner| inner.wake());
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -71,12 +79,14 @@ impl Inner {
     fn push(&self, ready: Ready) {
         match self.ready.push(ready) {
             Ok(false) => {}
-            Ok(true) => {
-                // Fails only if the counter is full, and then the loop is awake.
-                let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
-            }
+            Ok(true) => self.wake(),
             Err(ready) => ready.abandon(),
         }
+    }
+
+    fn wake(&self) {
+        // Fails only if the counter is full, and then the loop is awake.
+        let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
     }
 
     fn take(&self) -> Vec<Ready> {
@@ -130,15 +140,18 @@ impl Bridge {
     #[new]
     fn new() -> PyResult<Self> {
         let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?;
-        let inner = Inner {
+        let inner = Arc::new(Inner {
             eventfd,
             ready: Batch::default(),
             watched: Mutex::default(),
             forgotten: Mutex::default(),
             wakeups: AtomicU64::new(0),
             completions: AtomicU64::new(0),
-        };
-        Ok(Bridge { inner: Arc::new(inner) })
+        });
+        let mut bridges = lock(&BRIDGES);
+        bridges.retain(|bridge| bridge.strong_count() > 0);
+        bridges.push(Arc::downgrade(&inner));
+        Ok(Bridge { inner })
     }
 
     fn fileno(&self) -> i32 {

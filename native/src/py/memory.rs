@@ -1,13 +1,17 @@
 //! Python objects as bytes to send, and received bytes as Python objects.
 
+use super::bridge;
 use super::buffer::{Buffer, Exported};
 use crate::lane::sys::{AlignedBuf, Region};
+use crate::runtime;
 use crate::wire::{COPY_UP_TO, Slice};
 use bytes::Bytes;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// A received body of at most this size becomes `bytes`: its copy is cheaper than one more object's views.
 const BYTES_UP_TO: usize = 64 << 10;
@@ -15,6 +19,28 @@ const BYTES_UP_TO: usize = 64 << 10;
 /// Views that the I/O thread is done with. It must not take the GIL to release them: the next caller that
 /// holds it does. Bounded by what is in flight.
 static RELEASED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
+
+/// Where nothing calls any more, an event loop is woken to release them after this time.
+const SWEPT_WITHIN: Duration = Duration::from_secs(1);
+/// Of the process in which that will happen, counted from 1.
+static SWEEP_DUE_IN: AtomicU64 = AtomicU64::new(0);
+
+fn sweep_soon() {
+    let here = runtime::generation() + 1;
+    if SWEEP_DUE_IN.swap(here, Ordering::AcqRel) != here {
+        runtime::handle().spawn(async {
+            tokio::time::sleep(SWEPT_WITHIN).await;
+            SWEEP_DUE_IN.store(0, Ordering::Release);
+            if !released().is_empty() {
+                bridge::wake_all();
+            }
+        });
+    }
+}
+
+fn released() -> MutexGuard<'static, Vec<Exported>> {
+    RELEASED.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Releases what the I/O thread left. Called wherever Python comes into the core on the data path.
 pub fn sweep(_py: Python<'_>) {
@@ -36,7 +62,8 @@ impl AsRef<[u8]> for Owner {
 impl Drop for Owner {
     fn drop(&mut self) {
         if let Some(exported) = self.0.take() {
-            RELEASED.lock().unwrap_or_else(PoisonError::into_inner).push(exported);
+            released().push(exported);
+            sweep_soon();
         }
     }
 }

@@ -13,6 +13,7 @@ use crate::lane::{exchange, segment};
 use crate::metrics::COUNTERS;
 use crate::runtime;
 use crate::service::{Dialect, Method};
+use buffer::Exported;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -82,6 +83,13 @@ fn secure<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Bound<'p
 }
 
 #[pyfunction]
+fn snapshot<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let exported = Exported::of(buffer)?;
+    let region = py.detach(|| exchange::snapshot(exported.as_slice()));
+    region.map(|region| memory::from_region(py, region)).transpose()
+}
+
+#[pyfunction]
 fn after_fork_in_child() {
     runtime::after_fork_in_child();
 }
@@ -121,6 +129,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(statistics, module)?)?;
     module.add_function(wrap_pyfunction!(set_shm_limit, module)?)?;
     module.add_function(wrap_pyfunction!(secure, module)?)?;
+    module.add_function(wrap_pyfunction!(snapshot, module)?)?;
     observe::add_to(module)?;
     let forked = wrap_pyfunction!(after_fork_in_child, module)?;
     let options = PyDict::new(module.py());

@@ -13,9 +13,10 @@ use rustix::fd::{AsFd, OwnedFd};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, LazyLock, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 /// How long a message may wait for the descriptor of its segment, which travels on another socket.
@@ -26,6 +27,10 @@ const IDLE_MAPPINGS: usize = 2;
 
 /// From this size on the pages of a returned lease are looked through on a thread of their own.
 const CLEAN_ON_THREAD: usize = 8 << 20;
+
+/// From this size on the lender is told of a return, so that it gives back in turn what it has passed on. Of smaller
+/// segments it takes note when it lends the next time.
+const TOLD_FROM: usize = 1 << 20;
 
 /// Segments that a peer may have announced and not forgotten: its own pool's, and as many that it passes on.
 const MOST_BORROWED: usize = 1024;
@@ -53,7 +58,7 @@ impl Exchange {
         }
     }
 
-    async fn open(&self, envelope: &mut Envelope) -> Result<(), Status> {
+    async fn open(self: &Arc<Self>, envelope: &mut Envelope) -> Result<(), Status> {
         let mut leases: BTreeMap<u32, Arc<Lease>> = BTreeMap::new();
         let mut bytes = 0;
         for (is_body, named) in std::mem::take(&mut envelope.body_segment)
@@ -90,7 +95,7 @@ impl Exchange {
         Ok(())
     }
 
-    async fn take(&self, named: &SegmentRef) -> Result<Arc<Lease>, Status> {
+    async fn take(self: &Arc<Self>, named: &SegmentRef) -> Result<Arc<Lease>, Status> {
         let segment = tokio::time::timeout(DESCRIPTOR_TIMEOUT, self.borrowed(named.id)).await;
         let Ok(Some(segment)) = segment else {
             return Err(Status::unavailable("shared memory that a message names was not passed on"));
@@ -102,7 +107,15 @@ impl Exchange {
         if !lease::take(self.peer_control.lease(named.slot)) {
             return Err(Status::unavailable("the memory of a message was taken back"));
         }
-        Ok(Lease::register(segment, mapping, Arc::clone(&self.peer_control), named.slot))
+        let lease = Arc::new(Lease {
+            segment,
+            mapping: Some(mapping),
+            exchange: Arc::downgrade(self),
+            control: Arc::clone(&self.peer_control),
+            slot: named.slot,
+        });
+        LEASED.insert(&lease);
+        Ok(lease)
     }
 
     async fn borrowed(&self, id: u32) -> Option<Arc<Foreign>> {
@@ -170,6 +183,7 @@ impl Foreign {
 pub struct Lease {
     pub(super) segment: Arc<Foreign>,
     mapping: Option<Mapping>,
+    exchange: Weak<Exchange>,
     control: Arc<Control>,
     slot: u32,
 }
@@ -177,12 +191,6 @@ pub struct Lease {
 static LEASED: Located<Lease> = Located::new();
 
 impl Lease {
-    fn register(segment: Arc<Foreign>, mapping: Mapping, control: Arc<Control>, slot: u32) -> Arc<Lease> {
-        let lease = Arc::new(Lease { segment, mapping: Some(mapping), control, slot });
-        LEASED.insert(&lease);
-        lease
-    }
-
     pub(super) fn mapping(&self) -> &Mapping {
         self.mapping.as_ref().expect("taken only when dropped")
     }
@@ -199,12 +207,17 @@ impl Drop for Lease {
         let Some(mapping) = self.mapping.take() else { return };
         LEASED.remove(&mapping);
         let (segment, control, slot) = (Arc::clone(&self.segment), Arc::clone(&self.control), self.slot);
+        let exchange = Weak::clone(&self.exchange);
         let give_back = move || {
             let clean = is_clean(mapping.address(), mapping.len()) || mapping.forget_writes().is_ok();
+            let is_large = segment.size >= TOLD_FROM;
             if clean {
                 segment.put_back(mapping);
             }
             lease::give_back(control.lease(slot));
+            if is_large && let Some(exchange) = exchange.upgrade() {
+                exchange.tell_returned(slot);
+            }
         };
         if self.segment.size < CLEAN_ON_THREAD {
             give_back();
@@ -214,30 +227,100 @@ impl Drop for Lease {
     }
 }
 
+/// What a peer wrote, for as long as it is lent: in a mapping of its own, to which nobody writes. User code has the
+/// lease's.
+#[derive(Debug)]
+struct Snapshot {
+    lease: Arc<Lease>,
+    mapping: Mapping,
+}
+
+static SNAPSHOTS: Located<Snapshot> = Located::new();
+
+impl AsRef<Mapping> for Snapshot {
+    fn as_ref(&self) -> &Mapping {
+        &self.mapping
+    }
+}
+
+impl Drop for Snapshot {
+    fn drop(&mut self) {
+        SNAPSHOTS.remove(&self.mapping);
+    }
+}
+
+/// The same bytes where user code cannot reach them, without a copy. None when they do not lie in leased memory, when
+/// somebody wrote to them, or when a copy costs less.
+pub fn snapshot(bytes: &[u8]) -> Option<Region> {
+    if bytes.len() < SNAPSHOT_FROM || !is_forwardable(bytes) {
+        return None;
+    }
+    let lease = LEASED.of(bytes)?;
+    let offset = lease.mapping().offset_of(bytes);
+    if !is_clean(bytes.as_ptr().addr(), bytes.len()) {
+        return None;
+    }
+    let mapping = Mapping::private(lease.segment.file.as_fd(), lease.segment.size).ok()?;
+    let snapshot = Arc::new(Snapshot { lease, mapping });
+    SNAPSHOTS.insert(&snapshot);
+    Some(Region::of_mapping(snapshot).slice(offset..offset + bytes.len()))
+}
+
+pub(super) fn is_snapshot(bytes: &[u8]) -> bool {
+    SNAPSHOTS.of(bytes).is_some()
+}
+
+/// Bytes in leased memory that can be lent again.
+pub(super) struct Loan {
+    pub(super) lease: Arc<Lease>,
+    pub(super) offset: usize,
+}
+
+impl Loan {
+    fn of(bytes: &[u8]) -> Option<Loan> {
+        if !is_forwardable(bytes) {
+            return None;
+        }
+        if let Some(snapshot) = SNAPSHOTS.of(bytes) {
+            return Some(Loan { lease: Arc::clone(&snapshot.lease), offset: snapshot.mapping.offset_of(bytes) });
+        }
+        let lease = LEASED.of(bytes).filter(|_| is_clean(bytes.as_ptr().addr(), bytes.len()))?;
+        let offset = lease.mapping().offset_of(bytes);
+        Some(Loan { lease, offset })
+    }
+}
+
 /// The buffers that can be passed on where they lie: those in leased memory to which nobody wrote.
-pub(super) fn forwardable(buffers: &[Bytes]) -> Vec<Option<Arc<Lease>>> {
-    let mut ranges: Vec<(usize, usize)> = Vec::new();
+pub(super) fn forwardable(buffers: &[Bytes]) -> Vec<Option<Loan>> {
+    let mut ranges: Vec<(u64, Range<usize>)> = Vec::new();
     buffers
         .iter()
         .map(|buffer| {
-            if buffer.len() < FORWARD_FROM {
-                return None;
-            }
-            let lease = LEASED.of(buffer)?;
-            let (start, end) = (buffer.as_ptr() as usize, buffer.as_ptr() as usize + buffer.len());
+            let loan = Loan::of(buffer)?;
+            let (key, range) = (loan.lease.segment.key, loan.offset..loan.offset + buffer.len());
             // Two buffers over the same bytes become two copies, as they would by the socket.
-            let apart = ranges.iter().all(|(from, to)| end <= *from || *to <= start);
-            if start % ALIGNMENT != 0 || !apart || !is_clean(start, buffer.len()) {
+            let apart = |(other, bytes): &(u64, Range<usize>)| {
+                *other != key || range.end <= bytes.start || bytes.end <= range.start
+            };
+            if !ranges.iter().all(apart) {
                 return None;
             }
-            ranges.push((start, end));
-            Some(lease)
+            ranges.push((key, range));
+            Some(loan)
         })
         .collect()
 }
 
+fn is_forwardable(bytes: &[u8]) -> bool {
+    bytes.len() >= FORWARD_FROM && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT)
+}
+
 /// Smaller buffers are cheaper to copy.
 const FORWARD_FROM: usize = 64 << 10;
+
+/// As above, for a copy that is made at once into memory that is at hand: 500 KB were 5 to 15 % slower with a snapshot,
+/// 2 MB 20 to 45 % faster (whole calls, paired runs).
+const SNAPSHOT_FROM: usize = 1 << 20;
 
 const PAGE: usize = 4096;
 

@@ -1,6 +1,6 @@
 //! What this end has lent to its peer.
 
-use super::borrower::{Foreign, Lease, forwardable};
+use super::borrower::{Foreign, Lease, Loan, forwardable, is_snapshot, snapshot};
 use super::control::{Control, SLOTS};
 use super::located::Located;
 use super::{Exchange, Peer, collect_returned, lease, lock};
@@ -46,15 +46,6 @@ impl Source {
             Source::Foreign(lease) => lease.segment.size,
         }
     }
-
-    /// Of bytes that lie in it.
-    fn offset_of(&self, bytes: &[u8]) -> usize {
-        let mapping = match self {
-            Source::Own(hold) => &hold.segment().memory,
-            Source::Foreign(lease) => lease.mapping(),
-        };
-        bytes.as_ptr() as usize - mapping.address()
-    }
 }
 
 /// Own memory that was written before it was known to whom it will be lent.
@@ -65,8 +56,9 @@ struct Own {
 static OWN: Located<Own> = Located::new();
 
 impl Own {
-    fn of(bytes: &[u8]) -> Option<Arc<Hold>> {
-        OWN.of(bytes).map(|own| Arc::clone(&own.hold))
+    fn of(bytes: &[u8]) -> Option<(Source, usize)> {
+        let own = OWN.of(bytes)?;
+        Some((Source::Own(Arc::clone(&own.hold)), own.hold.segment().memory.offset_of(bytes)))
     }
 }
 
@@ -82,9 +74,13 @@ impl Drop for Own {
     }
 }
 
-/// A copy that does not change: in memory that can be lent to any number of peers, if there is some.
-/// Copies with up to two threads. None when there is no memory.
+/// The same bytes where nobody changes them: in memory that can be lent to any number of peers, if there is some.
+/// What a peer lent is not copied, all else is, with up to two threads. None when there is no memory.
 pub fn secure(bytes: Bytes) -> Option<Region> {
+    let snapshot = snapshot(&bytes);
+    if snapshot.is_some() {
+        return snapshot;
+    }
     let length = bytes.len();
     let hold = if length >= SHM_FROM && segment::pool().is_enabled() { take_segment(length) } else { None };
     let Some(hold) = hold else {
@@ -93,23 +89,31 @@ pub fn secure(bytes: Bytes) -> Option<Region> {
         return Some(copy.freeze());
     };
     copy_all(&hold.segment().memory, &[(0, bytes)]);
+    COUNTERS.shm_bytes_sent.add(length);
     let own = Arc::new(Own { hold: Arc::new(hold) });
     OWN.insert(&own);
     Some(Region::of_mapping(own).slice(0..length))
 }
 
-/// The buffers that can be lent where they lie.
-fn lendable(buffers: &[Bytes]) -> Vec<Option<Source>> {
-    let passed_on = forwardable(buffers);
+/// The buffers that can be lent where they lie, and at which offset.
+fn lendable(buffers: &[Bytes]) -> Vec<Option<(Source, usize)>> {
     buffers
         .iter()
-        .zip(passed_on)
-        .map(|(buffer, lease)| {
-            let source = lease.map(Source::Foreign).or_else(|| Own::of(buffer).map(Source::Own))?;
+        .zip(forwardable(buffers))
+        .map(|(buffer, loan)| {
+            let found = match loan {
+                Some(Loan { lease, offset }) => (Source::Foreign(lease), offset),
+                None => Own::of(buffer)?,
+            };
             COUNTERS.shm_bytes_forwarded.add(buffer.len());
-            Some(source)
+            Some(found)
         })
         .collect()
+}
+
+/// Whether lending these takes neither a copy nor a look at their pages.
+pub fn are_at_hand(buffers: &[Bytes]) -> bool {
+    buffers.iter().all(|buffer| OWN.of(buffer).is_some() || is_snapshot(buffer))
 }
 
 #[derive(Debug)]
@@ -232,7 +236,7 @@ impl Exchange {
         }
         let grants = Grants { slots: Vec::new(), exchange: Arc::downgrade(self) };
         let mut placed = Placed { grants, may_wait, ..Placed::default() };
-        let mut lendable: Vec<Option<Source>> = lendable(buffers);
+        let mut lendable = lendable(buffers);
         let copied: usize = buffers
             .iter()
             .zip(&lendable)
@@ -240,7 +244,7 @@ impl Exchange {
             .map(|(buffer, _)| buffer.len().next_multiple_of(ALIGNMENT))
             .sum();
         let own_body = match body {
-            Some([part]) => Own::of(part).map(|hold| (part, hold)),
+            Some([part]) => Own::of(part),
             _ => None,
         };
         let copied_body = body.filter(|_| own_body.is_none());
@@ -259,18 +263,13 @@ impl Exchange {
             placed.body = Some(SegmentRef { ranges: vec![(0, body_bytes as u64)], ..lent });
             at = at.next_multiple_of(ALIGNMENT);
         }
-        if let Some((part, hold)) = own_body {
-            let source = Source::Own(hold);
-            let offset = source.offset_of(part) as u64;
+        if let Some((source, offset)) = own_body {
             let lent = self.lend(source, body_bytes, &mut placed)?;
-            placed.body = Some(SegmentRef { ranges: vec![(offset, body_bytes as u64)], ..lent });
+            placed.body = Some(SegmentRef { ranges: vec![(offset as u64, body_bytes as u64)], ..lent });
         }
         for (buffer, lendable) in buffers.iter().zip(&mut lendable) {
             let (source, offset) = match lendable.take() {
-                Some(source) => {
-                    let offset = source.offset_of(buffer);
-                    (source, offset)
-                }
+                Some(found) => found,
                 None => {
                     copies.push((at, buffer.clone()));
                     let offset = at;
@@ -432,6 +431,16 @@ impl Exchange {
             lease::take_back(self.control.lease(grant.slot));
         }
         self.reap(&mut lending);
+    }
+
+    /// Forgets what the peer gave back.
+    pub fn collect(&self) {
+        self.reap(&mut lock(&self.lending));
+    }
+
+    /// Tells the peer that it may collect.
+    pub(super) fn tell_returned(&self, slot: u32) {
+        let _ = self.socket.returned(slot);
     }
 
     /// Tells the peer that nobody reads the response on this stream any more.

@@ -21,9 +21,9 @@ mod lease;
 mod lender;
 mod located;
 
-pub use borrower::open;
+pub use borrower::{open, snapshot};
 pub use control::{AdmissionWord, Control};
-pub use lender::{Grants, Placed, secure};
+pub use lender::{Grants, Placed, are_at_hand, secure};
 
 use super::fds;
 use borrower::Foreign;
@@ -136,7 +136,7 @@ pub fn collect_returned() {
         exchanges.iter().filter_map(Weak::upgrade).collect()
     };
     for exchange in exchanges {
-        exchange.reap(&mut lock(&exchange.lending));
+        exchange.collect();
     }
     reap_orphans();
 }
