@@ -2,6 +2,7 @@
 
 Layout:
     encode, decode      a value as a pickle in band plus the buffers that stay out of it
+    arrays              a single array, without a pickle of it
     Codec               one serialization; its subclasses are the ones a handle can name
     register            adds one of the user's own
     RPCSerializer       the pair of codecs that a call uses, for its request and its response
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 
 from ray import cloudpickle
 
-from ray_serve_grpc import timing
+from ray_serve_grpc import arrays, timing
 from ray_serve_grpc.errors import MissingLibrary, NotSerializable, UnknownSerialization
 
 BytesLike: TypeAlias = Any
@@ -29,9 +30,6 @@ BytesLike: TypeAlias = Any
 Encoded: TypeAlias = "tuple[bytes | list[BytesLike], Sequence[BytesLike]]"
 
 PROTOCOL = 5
-
-#: Buffers below this many bytes are cheaper to copy into the pickle than to send beside it.
-OUT_OF_BAND = 4096
 
 #: Strings and bytes from here on are handed over by the C pickler as they are, not copied
 #: (its frame size), so this is where the quick path ends.
@@ -65,7 +63,7 @@ def encode(value: Any, pickler: Callable[..., Any] = cloudpickle.CloudPickler) -
             raw = buffer.raw()
         except BufferError:  # not contiguous: the pickler says so
             return True
-        if raw.nbytes < OUT_OF_BAND:
+        if raw.nbytes < arrays.OUT_OF_BAND:
             return True
         buffers.append(raw)
         return False
@@ -115,7 +113,7 @@ def _plainness(value: Any, depth: int = 4) -> int:
         dtype = value.dtype
         if dtype.hasobject or dtype.metadata is not None:
             return OTHER
-        return SMALL if value.nbytes < OUT_OF_BAND else PLAIN
+        return SMALL if value.nbytes < arrays.OUT_OF_BAND else PLAIN
     return OTHER
 
 
@@ -171,35 +169,51 @@ class Codec(ABC):
         return self.decode(data, ())
 
 
-class CloudPickle(Codec):
+class _Pickling(Codec):
+    def encode(self, value: Any) -> Encoded:
+        return arrays.encode(value) if arrays.is_simple(value) else self._pickled(value)
+
+    def decode(self, body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
+        return arrays.decode(body, buffers) if arrays.is_array(body) else decode(body, buffers)
+
+    def encode_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Encoded:
+        if len(args) == 1 and not kwargs and arrays.is_simple(args[0]):
+            return arrays.encode(args[0])
+        return self._pickled((args, kwargs))
+
+    def decode_call(self, body: BytesLike, buffers: Sequence[BytesLike]) -> tuple[Sequence[Any], dict[str, Any]]:
+        if arrays.is_array(body):
+            return [arrays.decode(body, buffers)], {}
+        args, kwargs = decode(body, buffers)
+        return args, kwargs
+
+    @abstractmethod
+    def _pickled(self, value: Any) -> Encoded: ...
+
+
+class CloudPickle(_Pickling):
     """What Ray itself uses: takes classes and functions of `__main__`, lambdas and closures too."""
 
     name = "cloudpickle"
-
-    def encode(self, value: Any) -> Encoded:
-        return encode(value)
-
-    def decode(self, body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
-        return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
 
     def dumps(self, value: Any) -> bytes:
         data: bytes = cloudpickle.dumps(value)
         return data
 
+    def _pickled(self, value: Any) -> Encoded:
+        return encode(value)
 
-class Pickle(Codec):
+
+class Pickle(_Pickling):
     """The standard library's, for values that both sides can import."""
 
     name = "pickle"
 
-    def encode(self, value: Any) -> Encoded:
-        return encode(value, pickle.Pickler)
-
-    def decode(self, body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
-        return pickle.loads(body, buffers=buffers) if buffers else pickle.loads(body)
-
     def dumps(self, value: Any) -> bytes:
         return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def _pickled(self, value: Any) -> Encoded:
+        return encode(value, pickle.Pickler)
 
 
 class Functions(Codec):

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.serialization import RPCSerializer as RaysSerializer
 
-from ray_serve_grpc import serializers
+from ray_serve_grpc import arrays, serializers
 from ray_serve_grpc.errors import MissingLibrary, NotSerializable, UnknownSerialization
 from ray_serve_grpc.serializers import RPCSerializer
 
@@ -182,6 +182,71 @@ def test_arrays_go_out_of_band_without_a_copy(name, order):
     assert np.array_equal(result, array)
     assert result.flags.writeable
     assert result.flags[f"{order}_CONTIGUOUS"]
+
+
+#: An array of each kind of number, in each order and of sizes on both sides of the border, is sent without a pickle.
+SIMPLE = [
+    *(np.arange(24).astype(char).reshape(2, 3, 4) for char in "?bBhHiIlLqQefdFD"),
+    *(np.zeros(shape) for shape in ((), (0,), (3, 0), (511,), (512,), (5000,))),
+    np.arange(6, dtype=">f4"),
+    np.arange(10_000).reshape(100, 100)[10:20],
+    *(np.asfortranarray(np.arange(count).reshape(10, -1)) for count in (100, 10_000)),
+]
+
+
+@pytest.mark.parametrize("name", PICKLES)
+@pytest.mark.parametrize("array", SIMPLE, ids=lambda array: f"{array.dtype} {array.shape}")
+def test_a_single_array_of_numbers_is_not_pickled(name, array):
+    serializer = RPCSerializer(name, name)
+    for encoded in (serializer.encode_request([array], {}), serializer.encode_response(array)):
+        assert carried(encoded)[0][:1] == arrays.MARK
+    ((argument,), named), result = called_with(array, _name=name), there_and_back(array, name)
+    assert named == {}
+    for received in (argument, result):
+        np.testing.assert_array_equal(received, array, strict=True)
+        assert received.dtype == array.dtype
+        assert received.flags.f_contiguous == array.flags.f_contiguous
+        assert received.flags.writeable
+        assert not np.shares_memory(received, array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.zeros(9)[::2],
+        np.array(["text"]),
+        np.array([None]),
+        np.zeros(3, "datetime64[D]"),
+        np.zeros(3, np.longdouble),
+        np.zeros(3, dtype=np.dtype("f8", metadata={"unit": "m"})),
+        np.ma.masked_array([1, 2], [True, False]),
+        np.zeros((2, 2)).view(np.matrix),
+        np.broadcast_to(np.zeros(3), (4, 3)),
+    ],
+    ids=lambda array: f"{type(array).__name__} {array.dtype}",
+)
+def test_any_other_array_is_pickled(array):
+    assert not arrays.is_simple(array)
+    result = there_and_back(array)
+    assert (type(result), result.dtype, result.tolist()) == (type(array), array.dtype, array.tolist())
+
+
+def test_an_array_beside_other_arguments_is_pickled():
+    for args, kwargs in (([np.ones(3), 1], {}), ([np.ones(3)], {"k": 1}), ([], {"k": np.ones(3)})):
+        positional, named = called_with(*args, **kwargs)
+        assert [np.asarray(value).tolist() for value in positional] == [np.asarray(value).tolist() for value in args]
+        assert {name: np.asarray(v).tolist() for name, v in named.items()} == {
+            name: np.asarray(v).tolist() for name, v in kwargs.items()
+        }
+
+
+def test_an_array_that_lacks_memory_is_an_error():
+    serializer = RPCSerializer()
+    body, (buffer,) = carried(serializer.encode_response(np.zeros(1000)))
+    for wrong, buffers in ((body, [buffer[:-1]]), (body, []), (body[:-1], [buffer]), (arrays.MARK, [])):
+        for decode in (serializer.decode_request, serializer.decode_response):
+            with pytest.raises((TypeError, IndexError, EOFError, pickle.UnpicklingError)):
+                decode(wrong, buffers)
 
 
 def test_small_arrays_stay_in_band():

@@ -72,7 +72,7 @@ def values(call: FakeServerCall) -> list[Any]:
     for kind, body, buffers in call.sent:
         assert kind == _native.KIND_VALUE
         data = body if isinstance(body, bytes) else b"".join(body)
-        results.append(pickle.loads(data, buffers=buffers))
+        results.append(RPCSerializer().decode_response(data, buffers))
     return results
 
 
