@@ -323,6 +323,10 @@ def snapshot(buffer: BytesLike) -> Buffer | None:
     pages without the GIL, 6 to 10 microseconds per MB.
     """
 
+def to_bytes(buffer: BytesLike) -> bytes:
+    """As `bytes(buffer)`, but from 1 MiB on the copy is made without the GIL, and from 32 MiB on by two
+    threads, into huge pages where the system has them."""
+
 def statistics() -> dict[str, int]:
     """Counters of this process: calls by lane and kind, bytes, connections, cancels, rejections."""
 

@@ -2,7 +2,7 @@
 
 Layout:
     encode, decode      a value as a pickle in band plus the buffers that stay out of it
-    arrays              a single array, without a pickle of it
+    bare                a single array, or large bytes, without a pickle
     Codec               one serialization; its subclasses are the ones a handle can name
     register            adds one of the user's own
     RPCSerializer       the pair of codecs that a call uses, for its request and its response
@@ -22,7 +22,8 @@ from typing import Any, TypeAlias
 
 from ray import cloudpickle
 
-from ray_serve_grpc import arrays, timing
+from ray_serve_grpc import bare, timing
+from ray_serve_grpc._native import to_bytes
 from ray_serve_grpc.errors import MissingLibrary, NotSerializable, UnknownSerialization
 
 BytesLike: TypeAlias = Any
@@ -33,7 +34,7 @@ PROTOCOL = 5
 
 #: Strings and bytes from here on are handed over by the C pickler as they are, not copied
 #: (its frame size), so this is where the quick path ends.
-BY_REFERENCE = 64 * 1024
+BY_REFERENCE = bare.BY_REFERENCE
 
 #: Longest container that the quick path looks into.
 FEW = 16
@@ -63,7 +64,7 @@ def encode(value: Any, pickler: Callable[..., Any] = cloudpickle.CloudPickler) -
             raw = buffer.raw()
         except BufferError:  # not contiguous: the pickler says so
             return True
-        if raw.nbytes < arrays.OUT_OF_BAND:
+        if raw.nbytes < bare.OUT_OF_BAND:
             return True
         buffers.append(raw)
         return False
@@ -113,7 +114,7 @@ def _plainness(value: Any, depth: int = 4) -> int:
         dtype = value.dtype
         if dtype.hasobject or dtype.metadata is not None:
             return OTHER
-        return SMALL if value.nbytes < arrays.OUT_OF_BAND else PLAIN
+        return SMALL if value.nbytes < bare.OUT_OF_BAND else PLAIN
     return OTHER
 
 
@@ -171,19 +172,18 @@ class Codec(ABC):
 
 class _Pickling(Codec):
     def encode(self, value: Any) -> Encoded:
-        return arrays.encode(value) if arrays.is_simple(value) else self._pickled(value)
+        return bare.encode(value) or self._pickled(value)
 
     def decode(self, body: BytesLike, buffers: Sequence[BytesLike]) -> Any:
-        return arrays.decode(body, buffers) if arrays.is_array(body) else decode(body, buffers)
+        return bare.decode(body, buffers) if bare.is_bare(body) else decode(body, buffers)
 
     def encode_call(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Encoded:
-        if len(args) == 1 and not kwargs and arrays.is_simple(args[0]):
-            return arrays.encode(args[0])
-        return self._pickled((args, kwargs))
+        encoded = bare.encode(args[0]) if len(args) == 1 and not kwargs else None
+        return encoded or self._pickled((args, kwargs))
 
     def decode_call(self, body: BytesLike, buffers: Sequence[BytesLike]) -> tuple[Sequence[Any], dict[str, Any]]:
-        if arrays.is_array(body):
-            return [arrays.decode(body, buffers)], {}
+        if bare.is_bare(body):
+            return [bare.decode(body, buffers)], {}
         args, kwargs = decode(body, buffers)
         return args, kwargs
 
@@ -283,7 +283,7 @@ class Noop(Codec):
 
     def _decoded(self, letters: BytesLike, buffers: Sequence[BytesLike]) -> list[Any]:
         return [
-            bytes(buffer) if letter == self.BYTES else memoryview(buffer)
+            to_bytes(buffer) if letter == self.BYTES else memoryview(buffer)
             for letter, buffer in zip(bytes(letters), buffers, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.serialization import RPCSerializer as RaysSerializer
 
-from ray_serve_grpc import arrays, serializers
+from ray_serve_grpc import bare, serializers
 from ray_serve_grpc.errors import MissingLibrary, NotSerializable, UnknownSerialization
 from ray_serve_grpc.serializers import RPCSerializer
 
@@ -199,7 +199,7 @@ SIMPLE = [
 def test_a_single_array_of_numbers_is_not_pickled(name, array):
     serializer = RPCSerializer(name, name)
     for encoded in (serializer.encode_request([array], {}), serializer.encode_response(array)):
-        assert carried(encoded)[0][:1] == arrays.MARK
+        assert carried(encoded)[0][:1] == bare.ARRAY
     ((argument,), named), result = called_with(array, _name=name), there_and_back(array, name)
     assert named == {}
     for received in (argument, result):
@@ -226,7 +226,7 @@ def test_a_single_array_of_numbers_is_not_pickled(name, array):
     ids=lambda array: f"{type(array).__name__} {array.dtype}",
 )
 def test_any_other_array_is_pickled(array):
-    assert not arrays.is_simple(array)
+    assert bare.encode(array) is None
     result = there_and_back(array)
     assert (type(result), result.dtype, result.tolist()) == (type(array), array.dtype, array.tolist())
 
@@ -240,10 +240,21 @@ def test_an_array_beside_other_arguments_is_pickled():
         }
 
 
+@pytest.mark.parametrize("name", [*PICKLES, "noop"])
+@pytest.mark.parametrize("size", [bare.BY_REFERENCE, 20 * MIB + 1])
+def test_large_bytes_alone_are_not_pickled(name, size):
+    value = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    _, (buffer,) = RPCSerializer(name, name).encode_response(value)
+    assert buffer is value
+    for result in (there_and_back(value, name), called_with(value, _name=name)[0][0]):
+        assert type(result) is bytes
+        assert result == value
+
+
 def test_an_array_that_lacks_memory_is_an_error():
     serializer = RPCSerializer()
     body, (buffer,) = carried(serializer.encode_response(np.zeros(1000)))
-    for wrong, buffers in ((body, [buffer[:-1]]), (body, []), (body[:-1], [buffer]), (arrays.MARK, [])):
+    for wrong, buffers in ((body, [buffer[:-1]]), (body, []), (body[:-1], [buffer]), (bare.ARRAY, [])):
         for decode in (serializer.decode_request, serializer.decode_response):
             with pytest.raises((TypeError, IndexError, EOFError, pickle.UnpicklingError)):
                 decode(wrong, buffers)

@@ -3,10 +3,11 @@
 // pyo3 hands arguments over by value; no memory is larger than isize::MAX.
 #![allow(clippy::needless_pass_by_value, clippy::cast_possible_wrap)]
 
-use crate::lane::sys::Region;
+use crate::lane::sys::{Blank, Region};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use std::os::raw::c_int;
 
 /// Received memory, private to this process and writable.
@@ -50,6 +51,30 @@ impl Buffer {
         };
         if filled == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
+}
+
+/// Copies below this size are made faster than the GIL is given up and taken again.
+const COPIED_ALONE_FROM: usize = 1 << 20;
+
+/// A `bytes` object with a copy of what is in `bytes`.
+pub fn new_bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
+    if bytes.len() < COPIED_ALONE_FROM {
+        return Ok(PyBytes::new(py, bytes));
+    }
+    // SAFETY: without a source the interpreter makes an object of that size, whose bytes are not initialised, and
+    // gives us the only reference to it, or sets an error.
+    let made = unsafe {
+        Bound::from_owned_ptr_or_err(
+            py,
+            ffi::PyBytes_FromStringAndSize(std::ptr::null(), bytes.len() as ffi::Py_ssize_t),
+        )?
+    };
+    // SAFETY: it is a `bytes` object, so this is where its memory starts.
+    let start = unsafe { ffi::PyBytes_AsString(made.as_ptr()) }.cast::<u8>();
+    // SAFETY: as many bytes as `bytes` has, of which nobody else knows before this function returns `made`.
+    let memory = unsafe { Blank::new(start, bytes.len()) };
+    py.detach(|| memory.fill(bytes));
+    Ok(made.cast_into()?)
 }
 
 /// Memory of a Python object that exports a contiguous buffer, readable without the GIL.

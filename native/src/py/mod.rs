@@ -16,7 +16,7 @@ use crate::service::{Dialect, Method};
 use buffer::Exported;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict};
 
 pub const DIALECT_NATIVE: u32 = 0;
 pub const DIALECT_STOCK: u32 = 1;
@@ -90,6 +90,11 @@ fn snapshot<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Option
 }
 
 #[pyfunction]
+fn to_bytes<'py>(py: Python<'py>, buffer: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
+    buffer::new_bytes(py, Exported::of(buffer)?.as_slice())
+}
+
+#[pyfunction]
 fn after_fork_in_child() {
     runtime::after_fork_in_child();
 }
@@ -130,6 +135,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_shm_limit, module)?)?;
     module.add_function(wrap_pyfunction!(secure, module)?)?;
     module.add_function(wrap_pyfunction!(snapshot, module)?)?;
+    module.add_function(wrap_pyfunction!(to_bytes, module)?)?;
     observe::add_to(module)?;
     let forked = wrap_pyfunction!(after_fork_in_child, module)?;
     let options = PyDict::new(module.py());
