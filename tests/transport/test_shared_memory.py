@@ -123,7 +123,8 @@ async def test_segments_are_used_again(lane, tmp_path):
         before = counters()["shm_pool_segments"]
         for _ in range(200):
             await message(ends.call(b"", (array,)))
-        assert counters()["shm_pool_segments"] == before
+        # Fewer, where some of an earlier test have been idle for long.
+        assert counters()["shm_pool_segments"] <= before
 
 
 async def test_a_received_buffer_is_passed_on_without_a_copy(lane, tmp_path):
